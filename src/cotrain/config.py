@@ -1,0 +1,414 @@
+"""A run as data: strict TOML, every key typed and documented, unknown keys refused with a suggestion.
+
+`load_config` reads a file, applies `--set a.b=c` overrides and returns a `RunConfig`; `dump_config` writes the resolved
+one back. Nothing heavy is imported and nothing is opened here but the file itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cotrain.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about keys, documented field by field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class LoraConfig(Section):
+    """Train low-rank adapters instead of the weights (peft)."""
+
+    rank: Positive = 16
+    """Rank of the adapters."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale: the adapters' output is multiplied by alpha / rank."""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Module names to adapt."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning-rate schedule."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Learning rate. 1e-6 suits full training of large models, 1e-5 to 1e-4 LoRA; small models take more."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moments."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """The whole gradient is scaled down to this norm when it is longer."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after its warm-up; linear and cosine end at 0 at the run's last step."""
+    warmup_steps: NonNegative = 0
+    """Updates over which the learning rate rises linearly from 0."""
+
+
+class ModelConfig(Section):
+    """One set of weights."""
+
+    path: str = "smollm2-135m-instruct"
+    """A local folder, a hub name, a packaged model (`smollm2-135m-instruct`) or a tiny one (`tiny-llama`, `tiny-qwen3`)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights that compute, for the sampler and the trainer alike."""
+    master_weights: bool = True
+    """Keep float32 copies of bfloat16 weights in the optimiser. Without them small steps are rounded away."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it computes; auto takes CUDA where there is one."""
+    trainable: bool = True
+    """False: the model takes part and keeps its weights bit for bit."""
+    lora: LoraConfig | None = None
+    """Adapters to train; without this section all weights are trained."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimiser settings."""
+    context: Positive | None = None
+    """Largest number of tokens of prompt and completion; the model's own limit by default."""
+    seed: NonNegative = 0
+    """Seed of random weights (tiny models, adapters)."""
+
+
+class SystemConfig(Section):
+    """The team's workflow."""
+
+    name: str = "search_pipeline"
+    """A built-in system, or `module:function` / `path/file.py:function` of a function that returns a `System`."""
+    settings: dict[str, int | float | str | bool] = {}
+    """Keyword arguments of that function."""
+
+
+class AgentConfig(Section):
+    """Overrides of one of the system's agents; what is left out keeps the system's own value."""
+
+    model: str | None = None
+    """Name of the model that plays the agent."""
+    prompt: str | None = None
+    """Template of the user message."""
+    system: str | None = None
+    """System message."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """Sampling temperature while training; evaluation is greedy."""
+    top_p: Probability | None = None
+    """Nucleus cut while training."""
+    max_tokens: Positive | None = None
+    """Longest completion."""
+    stop: tuple[str, ...] | None = None
+    """Strings that end a completion."""
+    trainable: bool | None = None
+    """False: the agent gives no samples."""
+
+
+class WorldConfig(Section):
+    """The generated world: a seeded graph of invented people, places, works and organisations."""
+
+    seed: NonNegative = 0
+    """Seed of the graph; questions and passages follow from it."""
+    entities: Annotated[int, Field(ge=20)] = 400
+    """Number of entities, hence of pages."""
+    hops: tuple[Positive, ...] = (1, 2)
+    """Numbers of hops that questions are drawn from."""
+    distractors: NonNegative = 2
+    """Extra facts on each page that no question needs."""
+    questions: Positive = 1000
+    """Number of questions generated, train and dev together."""
+
+
+class QuestionSet(Section):
+    """Questions and the corpus that their searches go to."""
+
+    source: str = "world"
+    """`world`, or a JSONL file of questions."""
+    corpus: str = "world"
+    """`world`, or a JSONL file of passages."""
+    split: str | None = None
+    """Keep only questions of this split (`train`, `dev`)."""
+    ids: str | None = None
+    """A file with one question id per line: keep these, in this order."""
+    limit: Positive | None = None
+    """Keep at most this many."""
+    world: WorldConfig = WorldConfig()
+    """Settings of the generated world."""
+
+
+class DataConfig(Section):
+    """What to train on and what to hold out."""
+
+    train: QuestionSet = QuestionSet(split="train")
+    """Questions to train on, drawn in a seeded order, each once per epoch."""
+    eval: dict[str, QuestionSet] = {"dev": QuestionSet(split="dev", limit=64)}
+    """Held-out sets by name; the first one chooses the best checkpoint."""
+
+
+class CorpusConfig(Section):
+    """Lexical retrieval (BM25)."""
+
+    k1: Annotated[float, Field(gt=0)] = 1.5
+    """BM25 term saturation."""
+    b: Annotated[float, Field(ge=0, le=1)] = 0.75
+    """BM25 length normalisation."""
+    cache: str | None = None
+    """Folder for indices; by default cotrain's cache folder."""
+
+
+class SamplingConfig(Section):
+    """How many rollouts, and where they fork."""
+
+    strategy: Literal["fork_on_first", "round_robin", "independent"] = "fork_on_first"
+    """Where the branches of a group part (see docs/methods.md)."""
+    group_size: Annotated[int, Field(ge=2)] = 4
+    """Branches per fork, G."""
+    questions_per_step: Positive = 8
+    """Questions whose groups make one batch."""
+    fork_probabilities: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    """round_robin only: probability of forking at each agent's call; uniform by default."""
+
+    @model_validator(mode="after")
+    def _probabilities(self) -> SamplingConfig:
+        if self.fork_probabilities is not None:
+            if self.strategy != "round_robin":
+                raise ValueError("fork_probabilities belong to strategy 'round_robin'; leave them out")
+            if abs(sum(self.fork_probabilities) - 1.0) > 1e-6:
+                raise ValueError(f"fork_probabilities sum to {sum(self.fork_probabilities)}; make them sum to 1")
+        return self
+
+
+class RewardConfig(Section):
+    """From answers to credits."""
+
+    metric: str = "f1"
+    """Score of the final answer: `f1`, `exact_match`, `accuracy`, or `module:function`."""
+    penalties: dict[str, Annotated[float, Field(le=0)]] = {}
+    """Penalty per agent for a faulty output, over the system's own."""
+    aggregate: Literal["mean", "max", "min"] = "mean"
+    """How the rewards of several readers are joined."""
+    propagate: Literal["shared", "full"] = "shared"
+    """What flows back: the shared reward, or the reader's whole credit."""
+
+
+class AdvantageConfig(Section):
+    """From credits to advantages."""
+
+    std: Literal["population", "sample"] = "population"
+    """Which standard deviation divides."""
+    eps: Annotated[float, Field(gt=0)] = 1e-6
+    """Added to the standard deviation."""
+
+
+class LossConfig(Section):
+    """The clipped surrogate."""
+
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    beta: Annotated[float, Field(ge=0)] = 0.001
+    """Weight of the KL term against the weights at the start of RL; 0 loads no reference."""
+    ratio: Literal["token", "sequence"] = "token"
+    """One ratio per token, or the geometric mean over a trajectory's tokens."""
+    reduction: Literal["trajectory", "token"] = "trajectory"
+    """Every trajectory counts alike, or every token."""
+
+
+class EngineConfig(Section):
+    """The in-process sampler."""
+
+    max_batch: Positive = 64
+    """Most completions that are sampled at once."""
+    batching: Literal["step", "group", "continuous"] = "step"
+    """What fixes the composition of a batch: the step or the group (both bit-reproducible), or arrival (fastest with slow tools)."""
+
+
+class WarmupConfig(Section):
+    """Supervised warm-up on rule-made demonstrations of the formats, before RL."""
+
+    steps: NonNegative = 0
+    """Updates; 0 for none."""
+    questions_per_step: Positive = 8
+    """Training questions demonstrated per update."""
+    lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Learning rate of the warm-up."""
+
+
+class LoopConfig(Section):
+    """The run itself."""
+
+    steps: NonNegative = 20
+    """RL updates."""
+    seed: NonNegative = 0
+    """Seed of everything that is drawn."""
+    updates_per_batch: Positive = 1
+    """Passes over each batch; the ratio is 1 in the first."""
+    tokens_per_pack: Annotated[int, Field(ge=64)] = 1024
+    """Tokens that go through the model at once while training; bounds the memory."""
+    max_bad_updates: Positive = 3
+    """Updates in a row that may be skipped for a gradient that is not finite."""
+    checkpoint_every: Positive = 5
+    """Steps between checkpoints."""
+    keep_last: Positive = 2
+    """Checkpoints to keep, besides the best."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation: greedy decoding, one rollout a question."""
+
+    every: NonNegative = 10
+    """Steps between evaluations; 0 for none but the first and last."""
+    bootstrap: Annotated[int, Field(ge=100)] = 2000
+    """Resamples behind each confidence interval."""
+
+
+class RunConfig(Section):
+    """Everything about a run."""
+
+    models: dict[str, ModelConfig] = {"base": ModelConfig()}
+    """Models by name."""
+    system: SystemConfig = SystemConfig()
+    """The team's workflow."""
+    agents: dict[str, AgentConfig] = {}
+    """Overrides of the system's agents."""
+    data: DataConfig = DataConfig()
+    """Questions."""
+    corpus: CorpusConfig = CorpusConfig()
+    """Retrieval."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Rollouts and forks."""
+    rewards: RewardConfig = RewardConfig()
+    """Rewards and credits."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """Advantages."""
+    loss: LossConfig = LossConfig()
+    """Loss."""
+    engine: EngineConfig = EngineConfig()
+    """Sampler."""
+    warmup: WarmupConfig = WarmupConfig()
+    """Supervised warm-up."""
+    loop: LoopConfig = LoopConfig()
+    """Loop and checkpoints."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation."""
+
+
+def load_config(path: Path | str | None, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a TOML file (None: all defaults), apply `a.b=value` overrides, validate.
+
+    Relative paths inside the file stay relative to the working directory.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, a key is unknown (with a suggestion), a value does not fit.
+    """
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"config {path}", "no such file", "Check the path") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config {path}", f"not valid TOML: {error}", "Mend the file at that place") from None
+    for override in overrides:
+        _apply(values, override)
+    return parse_config(values, str(path) if path is not None else "config")
+
+
+def parse_config(values: Mapping[str, object], where: str = "config") -> RunConfig:
+    """Validate plain values as a `RunConfig`.
+
+    Raises:
+        ConfigError: the first thing that is wrong, named by its dotted key.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def _apply(values: dict[str, object], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override}", "no key=value pair", "Write it as --set section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *parents, last = (part.strip() for part in key.split("."))
+    for parent in parents:
+        node = values.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override}", f"{parent} is the value {node!r}, not a section", "Check the key")
+        values = node
+    values[last] = value
+
+
+def _explain(error: ValidationError, where: str) -> ConfigError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "(top level)"
+    if first["type"] == "extra_forbidden":
+        known = _keys_at(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        fix = f"Did you mean '{close[0]}'?" if close else f"Known keys here: {', '.join(known)}"
+        return ConfigError(where, f"unknown key '{key}'", fix.rstrip("."))
+    return ConfigError(where, f"{key} = {first.get('input')!r}: {first['msg']}", "Correct the value")
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """Names of the keys that the section at `location` knows."""
+    section: type[BaseModel] = RunConfig
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation if str(part) in section.model_fields else section
+        section = next(_sections_in(annotation), section)
+    return list(section.model_fields)
+
+
+def _sections_in(annotation: object) -> Iterable[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _sections_in(argument)
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as TOML that `load_config` reads back to an equal one."""
+    lines: list[str] = []
+    _dump_section(config.model_dump(mode="json"), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _dump_section(values: Mapping[str, object], prefix: str, lines: list[str]) -> None:
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
+    if plain and prefix:
+        lines.append(f"\n[{prefix}]")
+    elif not values and prefix:
+        lines.append(f"\n[{prefix}]")
+    lines.extend(f"{_key(key)} = {_toml(value)}" for key, value in plain.items())
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _dump_section(value, f"{prefix}.{_key(key)}" if prefix else _key(key), lines)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _toml(key)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + "".join(_ESCAPES.get(c, c if c >= " " else f"\\u{ord(c):04x}") for c in value) + '"'
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
