@@ -7,9 +7,10 @@ one back. Nothing heavy is imported and nothing is opened here but the file itse
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,7 +63,7 @@ class ModelConfig(Section):
     """One set of weights."""
 
     path: str = "smollm2-135m-instruct"
-    """A local folder, a hub name, a packaged model (`smollm2-135m-instruct`) or a tiny one (`tiny-llama`, `tiny-qwen3`)."""
+    """A local folder, a hub name, a packaged model (`smollm2-135m-instruct`) or `tiny-llama` / `tiny-qwen3`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights that compute, for the sampler and the trainer alike."""
     master_weights: bool = True
@@ -228,7 +229,7 @@ class EngineConfig(Section):
     max_batch: Positive = 64
     """Most completions that are sampled at once."""
     batching: Literal["step", "group", "continuous"] = "step"
-    """What fixes the composition of a batch: the step or the group (both bit-reproducible), or arrival (fastest with slow tools)."""
+    """What fixes a batch's composition: the step or the group (both bit-reproducible), or arrival (for slow tools)."""
 
 
 class WarmupConfig(Section):
@@ -371,7 +372,7 @@ def _keys_at(location: tuple[int | str, ...]) -> list[str]:
     return list(section.model_fields)
 
 
-def _sections_in(annotation: object) -> Iterable[type[BaseModel]]:
+def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -387,9 +388,7 @@ def dump_config(config: RunConfig) -> str:
 
 def _dump_section(values: Mapping[str, object], prefix: str, lines: list[str]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
-    if plain and prefix:
-        lines.append(f"\n[{prefix}]")
-    elif not values and prefix:
+    if prefix and (plain or not values):
         lines.append(f"\n[{prefix}]")
     lines.extend(f"{_key(key)} = {_toml(value)}" for key, value in plain.items())
     for key, value in values.items():
@@ -405,10 +404,8 @@ def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + "".join(_ESCAPES.get(c, c if c >= " " else f"\\u{ord(c):04x}") for c in value) + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's strings are JSON's but for DEL
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)
 
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

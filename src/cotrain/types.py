@@ -102,7 +102,8 @@ class Turn:
 class Trajectory:
     """One agent's turns on one job, with its lineage and its rewards.
 
-    `rollout_id` is None on the trunk (recorded before a fork, shared by all branches). `reads` are the ids of the
+    `rollout_id` is None on the trunk (recorded before a fork, shared by all branches). `call` is the number of the
+    top-level ask, in the order of issue, that it answers or works for. `reads` are the ids of the
     trajectories whose output shaped a prompt of this one. `faults` names the format rules that the output broke.
     A reward that is absent is unknown; it is never 0.
     """
@@ -111,6 +112,7 @@ class Trajectory:
     question_id: str
     rollout_id: str | None
     pass_id: int
+    call: int
     agent: str
     model: str
     caller: str | None = None

@@ -1,0 +1,189 @@
+"""From a configuration to the parts of a run: the system and its agents, models, engines, rules.
+
+Everything that can be wrong with a configuration is found here, the cheap things first: nothing heavy is loaded before
+the names fit together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cotrain.config import AgentConfig, RunConfig
+from cotrain.data.corpus import Corpus, fan_out
+from cotrain.engines.local import LocalEngine
+from cotrain.errors import ConfigError
+from cotrain.models import LoadedModel, load_model
+from cotrain.render import Renderer
+from cotrain.rewards import METRICS
+from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
+from cotrain.team import Roster, System
+from cotrain.types import Agent, CreditRule, Metric, Passage
+
+SYSTEMS = {"search_pipeline": "cotrain.systems.search_pipeline:search_pipeline"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a configuration means, before any model is loaded: `agents` are the system's with the overrides applied."""
+
+    config: RunConfig
+    system: System
+    agents: Mapping[str, Agent]
+    rules: Mapping[str, CreditRule]
+    metric: Metric
+    strategy: Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """A plan with its models loaded; each engine samples from the weights that a trainer may update."""
+
+    plan: Plan
+    models: Mapping[str, LoadedModel]
+    engines: Mapping[str, LocalEngine]
+
+    def roster(self, corpus: Corpus) -> Roster:
+        """Who plays, with searches that go to this corpus."""
+
+        def search(queries: object, count: object) -> tuple[Passage, ...]:
+            assert isinstance(queries, tuple)
+            assert isinstance(count, int)
+            return tuple(fan_out(corpus.search, queries, total=count))
+
+        renderers = {name: Renderer(model.tokenizer) for name, model in self.models.items()}
+        return Roster(
+            agents=self.plan.agents, engines=self.engines, renderers=renderers, tools={"search": search}
+        )
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Resolve the names in a configuration.
+
+    Raises:
+        ConfigError: a system, setting, agent, model or metric that does not exist, or does not fit.
+    """
+    system = load_system(config)
+    agents = {agent.name: _override(agent, config.agents.get(agent.name)) for agent in system.agents}
+    _refuse_unknown("agents", config.agents, agents, "the system's agents")
+    _refuse_unknown("rewards.penalties", config.rewards.penalties, agents, "the system's agents")
+    for agent in agents.values():
+        _refuse_unknown(f"agents.{agent.name}.model", [agent.model], config.models, "the configured models")
+    for model in config.models:
+        if model not in {agent.model for agent in agents.values()}:
+            raise ConfigError(f"models.{model}", "no agent is played by it", "Remove it, or name it in an agent")
+    penalties = {**system.penalties, **config.rewards.penalties}
+    shape = {"aggregate": config.rewards.aggregate, "propagate": config.rewards.propagate}
+    rules = {name: CreditRule(penalty=penalties.get(name, 0.0), **shape) for name in agents}
+    if config.warmup.steps and not system.demonstrate:
+        raise ConfigError("warmup.steps", "the system demonstrates nothing", "Set it to 0, or give it `demonstrate`")
+    return Plan(
+        config=config,
+        system=system,
+        agents=agents,
+        rules=rules,
+        metric=METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS),  # type: ignore[arg-type]
+        strategy=_strategy(config, len(agents)),
+    )
+
+
+def load_cast(plan: Plan) -> Cast:
+    """Load the plan's models and put an engine on each.
+
+    Raises:
+        ModelError: a model cannot be found or loaded.
+    """
+    models = {name: load_model(name, model) for name, model in plan.config.models.items()}
+    engines = {
+        name: LocalEngine(
+            model.network,
+            model.tokenizer,
+            end_ids=model.end_ids,
+            context=model.context,
+            max_batch=plan.config.engine.max_batch,
+        )
+        for name, model in models.items()
+    }
+    return Cast(plan=plan, models=models, engines=engines)
+
+
+def load_system(config: RunConfig) -> System:
+    """Call the configured function with its settings.
+
+    Raises:
+        ConfigError: there is no such function, a setting is not one of its arguments, or it returns no `System`.
+    """
+    name = config.system.name
+    build = _function(SYSTEMS.get(name, name), "system.name", SYSTEMS)
+    parameters = inspect.signature(build).parameters  # type: ignore[arg-type]
+    _refuse_unknown("system.settings", config.system.settings, parameters, f"the arguments of {name}")
+    system = build(**config.system.settings)  # type: ignore[operator]
+    if not isinstance(system, System):
+        raise ConfigError("system.name", f"{name} returned a {type(system).__name__}", "Have it return a System")
+    if not system.agents:
+        raise ConfigError("system.name", f"{name} has no agents", "Give its System at least one Agent")
+    return system
+
+
+def _strategy(config: RunConfig, num_agents: int) -> Strategy:
+    if config.sampling.strategy == "round_robin":
+        probabilities = config.sampling.fork_probabilities
+        if probabilities is not None and len(probabilities) != num_agents:
+            raise ConfigError(
+                "sampling.fork_probabilities",
+                f"{len(probabilities)} values for {num_agents} agents",
+                "Give one probability per agent, in the system's order",
+            )
+        return round_robin(probabilities)
+    return {"fork_on_first": fork_on_first, "independent": independent}[config.sampling.strategy]
+
+
+def _override(agent: Agent, override: AgentConfig | None) -> Agent:
+    """The agent with the configured values in place of its own."""
+    given = {key: value for key, value in (override or AgentConfig()) if value is not None}
+    of_sampling = {key: given.pop(key) for key in ("temperature", "top_p", "max_tokens", "stop") if key in given}
+    return replace(agent, **given, sampling=replace(agent.sampling, **of_sampling))
+
+
+def _function(name: str, where: str, known: Iterable[str]) -> object:
+    """The callable that `module:function` or `path/file.py:function` names."""
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name:
+        close = difflib.get_close_matches(name, list(known), n=1)
+        hint = f"Did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(
+            where, f"unknown name '{name}'", f"{hint}Built in: {', '.join(known)}; your own: module:function"
+        )
+    try:
+        module = _module(module_name)
+    except (ImportError, FileNotFoundError) as error:
+        raise ConfigError(where, f"cannot import '{module_name}': {error}", "Check the path or install it") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigError(where, f"'{module_name}' has no function '{attribute}'", "Check the name")
+    return function
+
+
+def _module(name: str) -> object:
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(name)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"no such file: {name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _refuse_unknown(where: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, list(known), n=1)
+            hint = f"Did you mean '{close[0]}'? " if close else ""
+            raise ConfigError(where, f"unknown name '{name}'", f"{hint}Known ({what}): {', '.join(known)}")

@@ -1,0 +1,196 @@
+"""The loop: questions -> rollouts -> credits -> advantages -> samples -> update, and held-out evaluation.
+
+`train` runs all of it in one process and leaves a run folder that `--resume` continues to exactly the same losses (on
+the CPU). Each phase is a function of its own over plain values; nothing here knows a formula.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from cotrain import advantages as adv
+from cotrain.assemble import Cast, Plan
+from cotrain.batch import make_samples
+from cotrain.config import RunConfig
+from cotrain.engines.base import Cohort
+from cotrain.errors import InfrastructureError
+from cotrain.evaluate import Prediction
+from cotrain.rewards import METRICS, credits, penalty, propagate, score
+from cotrain.runs import GroupRecord
+from cotrain.sampling import Job, fork, fork_on_first
+from cotrain.team import Roster
+from cotrain.types import Group, Question, Sample, Trajectory
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is done, how much there is)."""
+
+
+def quiet(phase: str, done: int, total: int) -> None:
+    """A `Progress` that says nothing."""
+
+
+def questions_of_step(questions: Sequence[Question], step: int, count: int, seed: int) -> list[Question]:
+    """The questions of step number `step` (from 1): `count` in a row from a seeded order, reshuffled each epoch."""
+    chosen = []
+    for position in range((step - 1) * count, step * count):
+        epoch, place = divmod(position, len(questions))
+        order = list(range(len(questions)))
+        random.Random(f"{seed}:{epoch}:order").shuffle(order)
+        chosen.append(questions[order[place]])
+    return chosen
+
+
+async def rollouts(plan: Plan, roster: Roster, questions: Sequence[Question], step: int) -> list[Group]:
+    """Have the team work on each question by the plan's strategy; one group per question, in order."""
+
+    def job(question: Question, cohort: Cohort | None) -> Coroutine[object, object, Group]:
+        return plan.strategy(  # type: ignore[return-value]
+            Job(
+                system=plan.system,
+                roster=roster,
+                question=question,
+                step=step,
+                seed=plan.config.loop.seed,
+                group_size=plan.config.sampling.group_size,
+                cohort=cohort,
+            )
+        )
+
+    return await together(job, questions, plan.config.engine.batching)
+
+
+async def together(
+    job: Callable[[Question, Cohort | None], Coroutine[object, object, Group]],
+    questions: Sequence[Question],
+    batching: str,
+) -> list[Group]:
+    """Run one job per question at once: in one cohort per step or per group, or in none (continuous batching)."""
+    if batching == "continuous":
+        return list(await asyncio.gather(*(job(question, None) for question in questions)))
+    if batching == "group":
+
+        async def alone(question: Question) -> Group:
+            cohort = Cohort()
+            cohort.enter()
+            return await job(question, cohort)
+
+        return list(await asyncio.gather(*map(alone, questions)))
+    cohort = Cohort()
+    cohort.enter()
+    return await cohort.gather([job(question, cohort) for question in questions])
+
+
+def judge(plan: Plan, groups: Sequence[Group]) -> tuple[list[GroupRecord], Mapping[str, int]]:
+    """Score the groups, carry rewards backward, compare peers; what was dropped, by reason."""
+    config = plan.config
+    scale = {"population": adv.population_std, "sample": adv.sample_std}[config.advantage.std]
+    records, dropped = [], Counter[str]()
+    for group in groups:
+        scored = propagate(score(group, plan.metric), plan.rules)
+        credit = credits(scored, plan.rules)
+        result = adv.group_relative(scored.trajectories, credit, scale=scale, eps=config.advantage.eps)
+        records.append(GroupRecord(group=scored, credits=credit, advantages=result.values))
+        dropped.update(group.dropped)
+        dropped.update(result.dropped)
+    return records, dropped
+
+
+def samples_by_model(records: Sequence[GroupRecord], models: Sequence[str]) -> dict[str, list[Sample]]:
+    """What each model trains on; a model without samples has an empty list."""
+    samples: dict[str, list[Sample]] = {model: [] for model in models}
+    for record in records:
+        for sample in make_samples(record.group, record.advantages):
+            samples[sample.model].append(sample)
+    return samples
+
+
+def team_metrics(plan: Plan, records: Sequence[GroupRecord], dropped: Mapping[str, int]) -> dict[str, float]:
+    """Means over the step's trajectories: the sinks' credit, and each agent's rewards, faults, lengths."""
+    metrics: dict[str, float] = {f"dropped/{reason}": count for reason, count in sorted(dropped.items())}
+    sinks = [r.credits[t.id] for r in records for t in r.group.sinks() if t.id in r.credits]
+    if sinks:
+        metrics["team/reward"] = fmean(sinks)
+    for name in plan.agents:
+        of_agent = [(t, r) for r in records for t in r.group.trajectories if t.agent == name]
+        known = [(t, r) for t, r in of_agent if t.id in r.credits]
+        if not known:
+            continue
+        metrics |= {
+            f"agent/{name}/credit": fmean(r.credits[t.id] for t, r in known),
+            f"agent/{name}/shared": fmean(t.rewards["shared"] for t, _ in known),
+            f"agent/{name}/penalty": fmean(penalty(t, plan.rules[name]) for t, _ in known),
+            f"agent/{name}/fault_rate": fmean(bool(t.faults) for t, _ in of_agent),
+            f"agent/{name}/truncated_rate": fmean(t.status == "truncated" for t, _ in of_agent),
+            f"agent/{name}/length": fmean(t.num_sampled for t, _ in of_agent),
+            f"agent/{name}/samples": float(sum(t.id in r.advantages for t, r in of_agent)),
+        }
+        for fault, count in sorted(Counter(f for t, _ in of_agent for f in t.faults).items()):
+            metrics[f"agent/{name}/fault/{fault}"] = count / len(of_agent)
+    return metrics
+
+
+async def demonstrations(plan: Plan, roster: Roster, questions: Sequence[Question]) -> dict[str, list[Sample]]:
+    """What the system's rules would say to each question, as samples for a supervised warm-up, by model."""
+    jobs = [
+        fork_on_first(
+            Job(system=plan.system, roster=roster, question=question, group_size=1, script=plan.system.demonstrate)
+        )
+        for question in questions
+    ]
+    records = [
+        GroupRecord(group=group, advantages={t.id: 1.0 for t in group.trajectories})
+        for group in await asyncio.gather(*jobs)
+    ]
+    return samples_by_model(records, list(plan.config.models))
+
+
+async def predict(
+    plan: Plan, roster: Roster, questions: Sequence[Question], *, progress: Progress = quiet, label: str = "evaluating"
+) -> list[Prediction]:
+    """Greedy answers of the team to each question, one rollout each, with their scores.
+
+    Raises:
+        InfrastructureError: a rollout could not be finished; an evaluation is of all its questions or of none.
+    """
+    greedy, predictions = roster.greedy(), []
+    at_once = plan.config.engine.max_batch
+
+    async def job(question: Question, cohort: Cohort | None) -> Group:
+        work = Job(system=plan.system, roster=greedy, question=question, seed=plan.config.loop.seed, cohort=cohort)
+        branches = await fork(work, at=0, size=1)
+        return Group(question=question, step=0, strategy="greedy", trajectories=branches.trajectories)
+
+    for start in range(0, len(questions), at_once):
+        progress(label, start, len(questions))
+        groups = await together(job, questions[start : start + at_once], "step")
+        predictions += [prediction(plan, group) for group in groups]
+    progress(label, len(questions), len(questions))
+    return predictions
+
+
+def prediction(plan: Plan, group: Group) -> Prediction:
+    """The scores of a group with a single rollout."""
+    if not group.trajectories:
+        raise InfrastructureError(
+            f"question {group.question.id}", "its rollout could not be finished", "Evaluate again"
+        )
+    (sink,) = score(group, plan.metric).sinks()
+    golds = group.question.answers
+    return Prediction(
+        question_id=group.question.id,
+        answer=sink.output,
+        golds=golds,
+        em=METRICS["exact_match"](sink.output, golds),
+        f1=METRICS["f1"](sink.output, golds),
+        accuracy=METRICS["accuracy"](sink.output, golds),
+        reward=sink.rewards["shared"] + penalty(sink, plan.rules[sink.agent]),
+        type=str(group.question.meta.get("type") or ""),
+    )

@@ -1,0 +1,98 @@
+"""The losses: tensors in, a scalar and per-token terms out. No model, no batch, no state.
+
+Every loss is a sum over the N sampled tokens of a pack, flat: loss = -sum_N coefficients_N * terms_N. The coefficients
+contain the weights and the normalisation over the whole batch (see `batch.pack`), so losses of packs add up. Log-probs
+are natural logarithms at the sampling temperature. The terms that come back are detached: they are for metrics.
+
+Shapes: N sampled tokens. Gradients flow through `logprobs_N` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Ratio = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Terms:
+    """Per-token quantities behind a loss, detached, so that they can be averaged over any set of tokens.
+
+    `ratio_N`: the importance ratio used; `clipped_N`: 1.0 where the clip is active, that is where the clipped product
+    is the smaller one and so no gradient flows; `kl_N`: the k3 estimate against the reference, 0 without one.
+    """
+
+    ratio_N: Tensor
+    clipped_N: Tensor
+    kl_N: Tensor
+
+
+def clipped_surrogate(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    coefficients_N: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    beta: float = 0.0,
+    ref_logprobs_N: Tensor | None = None,
+    ratio: Ratio = "token",
+    trajectory_N: Tensor | None = None,
+) -> tuple[Tensor, Terms]:
+    """The clipped policy-gradient objective with an optional KL penalty, negated.
+
+        rho = exp(new - old)                                            ratio "token" (PPO, arXiv 1707.06347)
+        rho = exp(mean over the trajectory's tokens of (new - old))     ratio "sequence" (GSPO, arXiv 2507.18071)
+        term = min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A) - beta * k3(ref, new)
+        loss = -sum_N coefficients * term
+
+    `trajectory_N` (integers from 0) says which tokens form one sequence; all tokens of a trajectory must be present.
+
+    Raises:
+        ValueError: `beta` > 0 without `ref_logprobs_N`, or ratio "sequence" without `trajectory_N`.
+    """
+    log_ratio_N = logprobs_N - old_logprobs_N
+    if ratio == "sequence":
+        if trajectory_N is None:
+            raise ValueError("ratio 'sequence' needs trajectory_N")
+        log_ratio_N = trajectory_mean(log_ratio_N, trajectory_N)
+    ratio_N = log_ratio_N.exp()
+    plain_N = ratio_N * advantages_N
+    clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N
+    terms_N = torch.minimum(plain_N, clipped_N)
+    kl_N = torch.zeros_like(terms_N)
+    if beta > 0.0:
+        if ref_logprobs_N is None:
+            raise ValueError("beta > 0 needs ref_logprobs_N")
+        kl_N = k3(logprobs_N, ref_logprobs_N)
+        terms_N = terms_N - beta * kl_N
+    loss = -(coefficients_N * terms_N).sum()
+    is_clipped_N = (clipped_N < plain_N).to(logprobs_N.dtype)
+    return loss, Terms(ratio_N=ratio_N.detach(), clipped_N=is_clipped_N, kl_N=kl_N.detach())
+
+
+def negative_log_likelihood(logprobs_N: Tensor, coefficients_N: Tensor) -> Tensor:
+    """Supervised loss of demonstrated tokens: -sum_N coefficients * logprobs."""
+    return -(coefficients_N * logprobs_N).sum()
+
+
+def k3(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
+    """Estimate of KL(new || ref) per sampled token: exp(ref - new) - (ref - new) - 1, never negative.
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k3.
+    """
+    difference_N = ref_logprobs_N - logprobs_N
+    return torch.expm1(difference_N) - difference_N
+
+
+def trajectory_mean(values_N: Tensor, trajectory_N: Tensor) -> Tensor:
+    """Every token's value replaced by the mean over its trajectory's tokens; gradients flow to all of them."""
+    num_trajectories = int(trajectory_N.max()) + 1 if len(trajectory_N) else 0
+    sums_K = values_N.new_zeros(num_trajectories).index_add(0, trajectory_N, values_N)
+    counts_K = torch.bincount(trajectory_N, minlength=num_trajectories)
+    return (sums_K / counts_K)[trajectory_N]

@@ -1,0 +1,131 @@
+"""From answers to credits: metrics, backward propagation along reads edges, penalties.
+
+Pure functions over groups. A reward that is absent is unknown: it is never replaced by 0, what depends on it alone
+stays unknown, and a trajectory without credit is dropped and counted (`advantages.py`). Source: MHGPO
+(arXiv 2506.02718); the metrics are those of SQuAD and HotpotQA.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import fmean
+
+from cotrain.errors import RewardError, WorkflowError
+from cotrain.types import CreditRule, Group, Metric, Trajectory
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "max": max, "min": min}
+
+
+def normalize(answer: str) -> list[str]:
+    """SQuAD normalisation: lower case, no punctuation, no articles, split at white space."""
+    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
+
+
+def exact_match(answer: str, golds: tuple[str, ...]) -> float:
+    """1 if the normalised answer equals a normalised gold answer, else 0."""
+    return float(any(normalize(answer) == normalize(gold) for gold in golds))
+
+
+def f1(answer: str, golds: tuple[str, ...]) -> float:
+    """Token F1 against the best gold answer: 2PR / (P + R) over the bags of normalised tokens."""
+    return max((_f1(normalize(answer), normalize(gold)) for gold in golds), default=0.0)
+
+
+def _f1(answer: list[str], gold: list[str]) -> float:
+    if not answer or not gold:
+        return float(answer == gold)
+    common = (Counter(answer) & Counter(gold)).total()
+    return 2 * common / (len(answer) + len(gold))
+
+
+def accuracy(answer: str, golds: tuple[str, ...]) -> float:
+    """1 if a gold answer's normalised tokens are a contiguous run in the answer's, else 0."""
+    tokens = normalize(answer)
+    return float(any(_contains(tokens, normalize(gold)) for gold in golds))
+
+
+def _contains(tokens: list[str], run: list[str]) -> bool:
+    return bool(run) and any(tokens[i : i + len(run)] == run for i in range(len(tokens) - len(run) + 1))
+
+
+METRICS: Mapping[str, Metric] = {"f1": f1, "exact_match": exact_match, "accuracy": accuracy}
+
+
+def score(group: Group, metric: Metric = f1) -> Group:
+    """Write `shared` = metric(answer, gold answers) on the sinks.
+
+    Raises:
+        RewardError: the metric's value is not finite.
+    """
+
+    def scored(t: Trajectory) -> Trajectory:
+        value = metric(t.output, group.question.answers)
+        if not math.isfinite(value):
+            raise RewardError(
+                f"trajectory {t.id}",
+                f"the metric gave {value} for the answer {t.output!r}",
+                "Mend the metric",
+            )
+        return replace(t, rewards={**t.rewards, "shared": float(value)})
+
+    sinks = {t.id for t in group.sinks()}
+    return replace(group, trajectories=tuple(scored(t) if t.id in sinks else t for t in group.trajectories))
+
+
+def penalty(trajectory: Trajectory, rule: CreditRule) -> float:
+    """The rule's penalty if the output broke any format rule, else 0: once, however many it broke."""
+    return rule.penalty if trajectory.faults else 0.0
+
+
+def propagate(group: Group, rules: Mapping[str, CreditRule]) -> Group:
+    """Carry rewards backward: shared(o) = aggregate over the readers r of o of shared(r), or of credit(r).
+
+    `aggregate` and `propagate` are those of the rule of o's agent. Readers without a known reward are left out; with
+    none known, o stays without `shared`.
+
+    Raises:
+        WorkflowError: the reads edges form a cycle.
+    """
+    readers: dict[str, list[Trajectory]] = {t.id: [] for t in group.trajectories}
+    for t in group.trajectories:
+        for id in t.reads:
+            readers[id].append(t)
+    shared: dict[str, float | None] = {}
+    open_ids: set[str] = set()
+
+    def of(t: Trajectory) -> float | None:
+        if t.id in shared:
+            return shared[t.id]
+        if t.id in open_ids:
+            raise WorkflowError(f"trajectory {t.id}", "it reads itself in a circle", "Mend the reads= of the system")
+        open_ids.add(t.id)
+        rule = rules.get(t.agent, CreditRule())
+        known = []
+        for r in readers[t.id]:
+            if (value := of(r)) is not None:
+                full = penalty(r, rules.get(r.agent, CreditRule())) if rule.propagate == "full" else 0.0
+                known.append(value + full)
+        shared[t.id] = _AGGREGATES[rule.aggregate](known) if known else t.rewards.get("shared")
+        return shared[t.id]
+
+    def carried(t: Trajectory) -> Trajectory:
+        value = of(t)
+        return t if value is None else replace(t, rewards={**t.rewards, "shared": value})
+
+    return replace(group, trajectories=tuple(carried(t) for t in group.trajectories))
+
+
+def credits(group: Group, rules: Mapping[str, CreditRule]) -> dict[str, float]:
+    """Trajectory id -> R(o) = shared(o) + penalty(o), for every trajectory whose shared reward is known."""
+    return {
+        t.id: t.rewards["shared"] + penalty(t, rules.get(t.agent, CreditRule()))
+        for t in group.trajectories
+        if "shared" in t.rewards
+    }

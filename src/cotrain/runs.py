@@ -1,0 +1,156 @@
+"""The run folder: what a run writes down, and how it is read back.
+
+Groups, metrics and predictions are JSON lines, one object a line, readable without cotrain. A line is written whole; a
+last line cut short by a crash is ignored on reading and removed on resuming (`rewind`). Layout: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from cotrain.errors import DataError
+from cotrain.evaluate import Prediction
+from cotrain.types import Completion, Group, Question, Trajectory, Turn
+
+Metrics = Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """A group as it was trained on: with the credit and the advantage of each trajectory that has one."""
+
+    group: Group
+    credits: Mapping[str, float] = field(default_factory=dict)
+    advantages: Mapping[str, float] = field(default_factory=dict)
+
+
+def groups_path(folder: Path, step: int) -> Path:
+    """Where the groups of a step lie."""
+    return folder / "groups" / f"step-{step:06d}.jsonl"
+
+
+def predictions_path(folder: Path, step: int, name: str) -> Path:
+    """Where the predictions of an evaluation lie."""
+    return folder / "eval" / f"step-{step:06d}-{name}.jsonl"
+
+
+def write_groups(folder: Path, step: int, records: Sequence[GroupRecord]) -> None:
+    """Write all groups of a step, replacing what was there."""
+    _write_lines(groups_path(folder, step), (asdict(record) for record in records))
+
+
+def read_groups(folder: Path, step: int) -> list[GroupRecord]:
+    """The groups of a step.
+
+    Raises:
+        DataError: the step has none, or a line is not a group.
+    """
+    path = groups_path(folder, step)
+    records = []
+    for number, line in _read_lines(path):
+        try:
+            records.append(
+                GroupRecord(group=_group(line["group"]), credits=line["credits"], advantages=line["advantages"])
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}, line {number}", f"not a group: {error!r}", "Run the step again, or remove the file"
+            ) from None
+    return records
+
+
+def write_predictions(folder: Path, step: int, name: str, predictions: Sequence[Prediction]) -> None:
+    """Write the predictions of one evaluation, replacing what was there."""
+    _write_lines(predictions_path(folder, step, name), (asdict(p) for p in predictions))
+
+
+def read_predictions(folder: Path, step: int, name: str) -> list[Prediction]:
+    """The predictions of one evaluation.
+
+    Raises:
+        DataError: there is none, or a line is not a prediction.
+    """
+    path = predictions_path(folder, step, name)
+    predictions = []
+    for number, line in _read_lines(path):
+        try:
+            predictions.append(Prediction(**{**line, "golds": tuple(line["golds"])}))
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}, line {number}", f"not a prediction: {error!r}", "Evaluate again") from None
+    return predictions
+
+
+def append_metrics(folder: Path, metrics: Metrics) -> None:
+    """Add one line to `metrics.jsonl`."""
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(metrics) + "\n")
+
+
+def read_metrics(folder: Path) -> list[Metrics]:
+    """All lines of `metrics.jsonl`, or [] where there is none yet."""
+    path = folder / "metrics.jsonl"
+    return [line for _, line in _read_lines(path)] if path.exists() else []
+
+
+def rewind(folder: Path, step: int) -> None:
+    """Remove what the run wrote after the end of `step`, so that it can be done again.
+
+    Step -1 removes everything that was written.
+    """
+    kept = [line for line in read_metrics(folder) if int(line["step"] or 0) <= step]
+    _write_lines(folder / "metrics.jsonl", kept)
+    for path in [*folder.glob("groups/step-*.jsonl"), *folder.glob("eval/step-*.jsonl")]:
+        if int(path.name.split("-")[1].split(".")[0]) > step:
+            path.unlink()
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    os.replace(partial, path)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, dict]]:  # type: ignore[type-arg]
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except FileNotFoundError:
+        raise DataError(str(path), "no such file", "Name a step that the run has reached") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return  # cut short while it was written
+            raise DataError(f"{path}, line {number}", f"not JSON: {error}", "Mend or remove the line") from None
+        yield number, value
+
+
+def _group(value: dict) -> Group:  # type: ignore[type-arg]
+    return Group(
+        question=Question(**{**value["question"], "answers": tuple(value["question"]["answers"])}),
+        step=value["step"],
+        strategy=value["strategy"],
+        trajectories=tuple(_trajectory(t) for t in value["trajectories"]),
+        dropped=value["dropped"],
+    )
+
+
+def _trajectory(value: dict) -> Trajectory:  # type: ignore[type-arg]
+    tuples = {"reads": tuple(value["reads"]), "faults": tuple(value["faults"])}
+    return Trajectory(**{**value, **tuples, "turns": tuple(_turn(turn) for turn in value["turns"])})
+
+
+def _turn(value: dict) -> Turn:  # type: ignore[type-arg]
+    completion = value["completion"]
+    ids, logprobs = tuple(completion["token_ids"]), tuple(completion["logprobs"])
+    return Turn(
+        prompt_ids=tuple(value["prompt_ids"]),
+        completion=Completion(**{**completion, "token_ids": ids, "logprobs": logprobs}),
+        observation=value["observation"],
+    )

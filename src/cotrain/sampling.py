@@ -1,0 +1,185 @@
+"""Sampling strategies, all made of one primitive: `fork(at=k, size=G)`.
+
+A fork runs the first k top-level asks of a system once, records them (tool results too), and then runs G branches that
+replay the record and sample from call k on. The three strategies of MHGPO (arXiv 2506.02718) say where to fork. Draws
+are seeded per (run seed, step, question id).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cotrain.engines.base import Cohort
+from cotrain.errors import ConfigError, InfrastructureError, WorkflowError
+from cotrain.team import Call, Roster, Script, System, Team
+from cotrain.types import Group, Question, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One question to be worked on by a team in one step, as a live member of `cohort` (if there is one)."""
+
+    system: System
+    roster: Roster
+    question: Question
+    step: int = 0
+    seed: int = 0
+    group_size: int = 4
+    cohort: Cohort | None = None
+    script: Script | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branches:
+    """What a fork gave: the trunk's trajectories and every branch's, and how many rollouts were dropped, by reason."""
+
+    trajectories: tuple[Trajectory, ...]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+Strategy = Callable[[Job], Awaitable[Group]]
+
+
+async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
+    """Run the first `at` top-level asks once, then `size` branches that share them.
+
+    Rollouts that meet an `InfrastructureError` are removed and counted; on the trunk it removes them all.
+
+    Raises:
+        WorkflowError: the system makes no ask number `at`, or a rollout leaves an output that nobody reads or scores.
+        ReplayError: a branch makes other calls than the trunk did.
+    """
+    common = {
+        "seed": job.seed,
+        "step": job.step,
+        "pass_id": pass_id,
+        "cohort": job.cohort,
+        "script": job.script,
+    }
+    trunk = Team(job.roster, job.question, branch=None, pause_at=at, **common)  # type: ignore[arg-type]
+    try:
+        await _run_trunk(job, trunk, at)
+    except InfrastructureError:
+        return Branches(trajectories=(), dropped={"infrastructure": size})
+    record: Sequence[Call] = trunk.calls
+    teams = [Team(job.roster, job.question, branch=b, record=record, **common) for b in range(size)]  # type: ignore[arg-type]
+    cohort = job.cohort or Cohort()
+    finished = await cohort.gather([_run_branch(job, team, trunk) for team in teams])
+    dropped = Counter(trunk.dropped)
+    for team, done in zip(teams, finished, strict=True):
+        dropped.update(team.dropped)
+        dropped["infrastructure"] += not done
+    kept = [t for team, done in zip(teams, finished, strict=True) if done for t in team.trajectories]
+    # A trunk without a surviving branch would hold outputs that nobody reads.
+    trajectories = (*trunk.trajectories, *kept) if kept else ()
+    return Branches(trajectories=trajectories, dropped=+dropped)
+
+
+async def _run_trunk(job: Job, trunk: Team, at: int) -> None:
+    """Run the system until it is about to make ask number `at`."""
+    task = asyncio.ensure_future(job.system.run(trunk, job.question))
+    pause = asyncio.ensure_future(trunk.paused.wait())
+    try:
+        await asyncio.wait({task, pause}, return_when=asyncio.FIRST_COMPLETED)
+        if not trunk.paused.is_set():
+            await task  # raises what the system raised
+            raise WorkflowError(
+                f"question {job.question.id}",
+                f"a fork at ask {at} was due, but the system made only {len(trunk.trajectories)} asks",
+                "Fork earlier, or give this call no probability",
+            )
+    finally:
+        for unfinished in (task, pause):
+            unfinished.cancel()
+        await asyncio.gather(task, pause, return_exceptions=True)
+
+
+async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
+    """Run one branch to its end; False where infrastructure failed."""
+    try:
+        answer = await job.system.run(team, job.question)
+    except InfrastructureError:
+        return False
+    if len(team.calls) < len(trunk.calls):
+        raise WorkflowError(
+            f"question {job.question.id}, rollout {team.rollout_id}",
+            f"on replay the system made {len(team.calls)} calls, where it had made {len(trunk.calls)}",
+            "Make the workflow depend on nothing but the question and the results of its calls",
+        )
+    rollout = (*trunk.trajectories, *team.trajectories)
+    read = {id for t in rollout for id in t.reads}
+    for t in rollout:
+        if t.id not in read and t is not answer:
+            raise WorkflowError(
+                f"trajectory {t.id} of agent {t.agent}",
+                "nobody reads its output and it is not the answer, so no reward can reach it",
+                "Name it in reads=[...] of the ask that it shaped, or return it from the system",
+            )
+    if answer.id in read:
+        raise WorkflowError(
+            f"trajectory {answer.id} of agent {answer.agent}",
+            "the system returns it as the answer, but another agent reads it",
+            "Return the trajectory that nobody reads",
+        )
+    return True
+
+
+async def fork_on_first(job: Job) -> Group:
+    """FoF: fork at the first call; G whole rollouts, every agent's outputs are peers of each other."""
+    return _group(job, "fork_on_first", [await fork(job, at=0, size=job.group_size)])
+
+
+def round_robin(probabilities: Sequence[float] | None = None) -> Strategy:
+    """RR: draw the fork agent k from `probabilities` (one per agent, default uniform) and fork at call k.
+
+    Raises (when a job runs):
+        ConfigError: not one probability per agent.
+    """
+
+    async def strategy(job: Job) -> Group:
+        weights = list(probabilities) if probabilities is not None else [1.0] * len(job.system.agents)
+        if len(weights) != len(job.system.agents):
+            raise ConfigError(
+                "sampling.fork_probabilities",
+                f"{len(weights)} values for {len(job.system.agents)} agents",
+                "Give one probability per agent, in the system's order",
+            )
+        draw = random.Random(f"{job.seed}:{job.step}:{job.question.id}:round_robin")
+        (at,) = draw.choices(range(len(weights)), weights)
+        return _group(job, "round_robin", [await fork(job, at=at, size=job.group_size)])
+
+    return strategy
+
+
+async def independent(job: Job) -> Group:
+    """IS: one pass per agent k, forked at call k, in which only that call's G outputs are trained."""
+    cohort = job.cohort or Cohort()
+    passes = range(len(job.system.agents))
+    forks = await cohort.gather([fork(job, at=k, size=job.group_size, pass_id=k) for k in passes])
+    targeted = [
+        replace(branches, trajectories=tuple(_only_call(t, k) for t in branches.trajectories))
+        for k, branches in enumerate(forks)
+    ]
+    return _group(job, "independent", targeted)
+
+
+def _only_call(trajectory: Trajectory, number: int) -> Trajectory:
+    """The trajectory, trained only if it belongs to top-level call `number`."""
+    return replace(trajectory, trainable=trajectory.trainable and trajectory.call == number)
+
+
+def _group(job: Job, strategy: str, forks: Sequence[Branches]) -> Group:
+    dropped: Counter[str] = Counter()
+    for branches in forks:
+        dropped.update(branches.dropped)
+    return Group(
+        question=job.question,
+        step=job.step,
+        strategy=strategy,
+        trajectories=tuple(t for branches in forks for t in branches.trajectories),
+        dropped=dict(dropped),
+    )

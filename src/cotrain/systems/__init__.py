@@ -1,0 +1,1 @@
+"""Ready-made systems: short files to read and to copy."""

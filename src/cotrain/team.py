@@ -1,0 +1,322 @@
+"""A multi-agent system is a plain coroutine: `async def run(team, question)` that awaits `team.ask` and `team.use`.
+
+`Team` is what such a coroutine works with during one rollout. It renders prompts, calls engines and tools, writes down
+every call, and can replay a record: the first calls return what was recorded, then sampling begins. That is all a fork
+needs (`sampling.py`). Calls must be made in the same order on replay; a call that differs is a `ReplayError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from cotrain.engines.base import Cohort, Engine, Request
+from cotrain.errors import InfrastructureError, ReplayError, WorkflowError
+from cotrain.types import Agent, Completion, Question, Status, Trajectory, Turn
+
+Script = Callable[[str, Question, Mapping[str, object]], str | None]
+"""(agent, question, prompt fields) -> what the agent says, or None to let its engine sample."""
+
+Check = Callable[[str], Sequence[str]]
+"""An agent's output -> the names of the format rules it broke."""
+
+
+class Tool(Protocol):
+    """Anything a system may `use`: a callable over plain values, plain or async; its result is recorded."""
+
+    def __call__(self, *args: object) -> object | Awaitable[object]:
+        """Run the tool; raise `InfrastructureError` where a service failed."""
+        ...
+
+
+class Renders(Protocol):
+    """Messages and texts to token ids, for one model (`render.Renderer`)."""
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """(role, content) pairs -> the ids of a prompt."""
+        ...
+
+    def demonstration(self, text: str) -> tuple[int, ...]:
+        """What a model should have said -> its ids, the end token included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A team's workflow with its agents.
+
+    `run` returns the trajectory that is the rollout's answer. `penalties` are each agent's credit for a faulty output.
+    `demonstrate` says what a rule would answer in an agent's place, for a supervised warm-up on the formats.
+    """
+
+    run: Callable[[Team, Question], Awaitable[Trajectory]]
+    agents: tuple[Agent, ...]
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    demonstrate: Script | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """Who plays: agents by name, an engine and a renderer per model, tools by name."""
+
+    agents: Mapping[str, Agent]
+    engines: Mapping[str, Engine]
+    renderers: Mapping[str, Renders]
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+
+    def greedy(self) -> Roster:
+        """The same cast, decoding greedily: for evaluation."""
+        agents = {
+            name: replace(agent, sampling=replace(agent.sampling, temperature=0.0, top_p=1.0))
+            for name, agent in self.agents.items()
+        }
+        return replace(self, agents=agents)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One entry of a record: an ask or a use, with all that it was given, and what came of it."""
+
+    kind: Literal["ask", "use"]
+    name: str
+    given: tuple[object, ...]
+    result: asyncio.Future[object]
+
+    def describe(self) -> str:
+        """The call in a few words, for errors."""
+        given = repr(self.given)
+        return f"{self.kind} {self.name!r} with {given if len(given) <= 120 else given[:117] + '...'}"
+
+
+class Team:
+    """One rollout's view of a roster: `ask` agents, `use` tools; every call is written down.
+
+    Args:
+        roster: who plays.
+        question: what is asked.
+        seed: the run's seed; part of every request's noise key.
+        step: the training step; likewise.
+        pass_id: which pass of the group this is.
+        branch: number of the branch, or None for a trunk.
+        record: calls to replay before sampling begins.
+        pause_at: number of the top-level ask before which to stop for good (see `paused`).
+        cohort: the batch of work that this rollout belongs to.
+        script: answers in place of engines.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        question: Question,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        pass_id: int = 0,
+        branch: int | None = 0,
+        record: Sequence[Call] = (),
+        pause_at: int | None = None,
+        cohort: Cohort | None = None,
+        script: Script | None = None,
+    ) -> None:
+        self.roster, self.question = roster, question
+        self.calls: list[Call] = []
+        self.trajectories: list[Trajectory] = []  # sampled here; replayed ones belong to the trunk
+        self.dropped: Counter[str] = Counter()
+        self.paused = asyncio.Event()
+        self._seed, self._step, self._pass, self._branch = seed, step, pass_id, branch
+        self._record, self._pause_at, self._cohort, self._script = record, pause_at, cohort, script
+        self._asks = self._in_flight = 0
+        self._pausing = False
+
+    @property
+    def rollout_id(self) -> str | None:
+        """Id of this rollout within its group, or None on a trunk."""
+        return None if self._branch is None else f"{self._pass}.{self._branch}"
+
+    async def ask(
+        self,
+        agent: str,
+        /,
+        *,
+        reads: Sequence[Trajectory] = (),
+        check: Check | None = None,
+        **fields: object,
+    ) -> Trajectory:
+        """Have an agent answer a prompt, and return its trajectory.
+
+        Args:
+            agent: the agent's name.
+            reads: the trajectories whose output shaped this prompt, directly or through a tool.
+            check: names the format rules that the output breaks; they become the trajectory's `faults`.
+            fields: values for the `{name}` fields of the agent's prompt.
+
+        Raises:
+            WorkflowError: there is no such agent, or its prompt has a field that was not given.
+            ReplayError: the record holds another call at this place.
+            InfrastructureError: the engine failed.
+        """
+        role = self._role(agent)
+        prompt_ids = self.roster.renderers[role.model].render(_messages(role, fields))
+        number = self._asks
+        self._asks += 1
+        if self._pause_at is not None and number >= self._pause_at:
+            await self._pause()
+        call = self._issue("ask", agent, (prompt_ids, tuple(t.id for t in reads)))
+        if not self._replay(call):
+            with _failure_told(call):
+                trajectory = await self._sample(role, prompt_ids, fields, number, reads, check)
+            self.trajectories.append(trajectory)
+            call.result.set_result(trajectory)
+        result = call.result.result()
+        assert isinstance(result, Trajectory)
+        return result
+
+    async def use(self, tool: str, /, *args: object) -> object:
+        """Run a tool and return its result; on replay, return what was recorded.
+
+        Raises:
+            WorkflowError: there is no such tool.
+            ReplayError: the record holds another call at this place.
+        """
+        if tool not in self.roster.tools:
+            raise WorkflowError(
+                f"question {self.question.id}",
+                f"the system uses the tool {tool!r}, which it does not have",
+                f"Known tools: {', '.join(self.roster.tools) or 'none'}",
+            )
+        if self._pausing:
+            await self._pause()
+        call = self._issue("use", tool, args)
+        if not self._replay(call):
+            with _failure_told(call):
+                result = self.roster.tools[tool](*args)
+                if inspect.isawaitable(result):
+                    result = await result
+            call.result.set_result(result)
+        return call.result.result()
+
+    def _role(self, agent: str) -> Agent:
+        if agent not in self.roster.agents:
+            raise WorkflowError(
+                f"question {self.question.id}",
+                f"the system asks {agent!r}, who is not on the roster",
+                f"Known agents: {', '.join(self.roster.agents)}",
+            )
+        return self.roster.agents[agent]
+
+    def _issue(self, kind: Literal["ask", "use"], name: str, given: tuple[object, ...]) -> Call:
+        call = Call(kind, name, given, asyncio.get_running_loop().create_future())
+        self.calls.append(call)
+        return call
+
+    def _replay(self, call: Call) -> bool:
+        """Give the call the result that the record holds for it; False once the record is used up."""
+        position = len(self.calls) - 1
+        if position >= len(self._record):
+            return False
+        recorded = self._record[position]
+        if (recorded.kind, recorded.name, recorded.given) != (call.kind, call.name, call.given):
+            raise ReplayError(
+                f"question {self.question.id}, call {position}",
+                f"on replay the system makes {call.describe()}, where it had made {recorded.describe()}",
+                "Make the workflow depend on nothing but the question and the results of its calls",
+            )
+        call.result.set_result(recorded.result.result())
+        return True
+
+    async def _pause(self) -> None:
+        """Let the calls made so far finish, say so, and wait to be cancelled; no further call is made."""
+        self._pausing = True
+        await asyncio.gather(*(call.result for call in self.calls))
+        self.paused.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def _sample(
+        self,
+        role: Agent,
+        prompt_ids: tuple[int, ...],
+        fields: Mapping[str, object],
+        number: int,
+        reads: Sequence[Trajectory],
+        check: Check | None,
+    ) -> Trajectory:
+        rollout = self.rollout_id
+        completion = await self._complete(role, prompt_ids, fields, number)
+        output = completion.text.strip() if completion else ""
+        status: Status = "ok" if completion and completion.stop == "stop" else "truncated"
+        return Trajectory(
+            id=f"{self._step}:{self.question.id}:{rollout or f'{self._pass}.trunk'}:{number}",
+            question_id=self.question.id,
+            rollout_id=rollout,
+            pass_id=self._pass,
+            call=number,
+            agent=role.name,
+            model=role.model,
+            reads=tuple(t.id for t in reads),
+            turns=(Turn(prompt_ids=prompt_ids, completion=completion),) if completion else (),
+            output=output,
+            status=status,
+            trainable=role.trainable and rollout is not None and completion is not None,
+            faults=tuple(check(output)) if check else (),
+        )
+
+    async def _complete(
+        self, role: Agent, prompt_ids: tuple[int, ...], fields: Mapping[str, object], number: int
+    ) -> Completion | None:
+        """Sample, or take the script's word; None where the prompt leaves no room in the context (counted)."""
+        if self._script and (text := self._script(role.name, self.question, fields)) is not None:
+            ids = self.roster.renderers[role.model].demonstration(text)
+            return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), version=0, stop="stop", text=text)
+        engine = self.roster.engines[role.model]
+        if len(prompt_ids) >= engine.context:
+            self.dropped["context_full"] += 1
+            return None
+        key = (self._seed, self._step, self.question.id, self.rollout_id or f"{self._pass}.trunk", number, 0)
+        request = Request(prompt_ids=prompt_ids, params=role.sampling, key=key)
+        # A second ask of the same rollout in flight is one more coroutine that the cohort must wait for.
+        extra = self._cohort if self._in_flight else None
+        if extra:
+            extra.enter()
+        self._in_flight += 1
+        try:
+            completion = await engine.generate(request, self._cohort)
+        finally:
+            self._in_flight -= 1
+            if extra:
+                extra.leave()
+        if completion.stop == "abort":
+            raise InfrastructureError(f"request {key}", "the engine aborted it", "The rollout is removed and counted")
+        return completion
+
+
+@contextmanager
+def _failure_told(call: Call) -> Iterator[None]:
+    """Let whoever waits for the call know that it failed."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception):
+            call.result.set_exception(error)
+            call.result.exception()  # it is raised here; asyncio need not report it a second time
+        raise
+
+
+def _messages(role: Agent, fields: Mapping[str, object]) -> list[tuple[str, str]]:
+    try:
+        content = role.prompt.format_map(fields)
+    except KeyError as error:
+        raise WorkflowError(
+            f"agent {role.name}",
+            f"its prompt has the field {{{error.args[0]}}}, which the system did not give",
+            f"Given fields: {', '.join(fields)}; write literal braces as {{{{ and }}}}",
+        ) from None
+    except (ValueError, IndexError) as error:
+        raise WorkflowError(
+            f"agent {role.name}", f"its prompt is no template: {error}", "Write literal braces as {{ and }}"
+        ) from None
+    return [("system", role.system), ("user", content)] if role.system else [("user", content)]

@@ -1,0 +1,308 @@
+"""The main job: train a team and leave a run folder that can be read, resumed and evaluated.
+
+A step is: rollouts, credits, samples, one update per model, metrics. The folder is consistent after every step; a run
+that was interrupted or killed continues from its last checkpoint to the losses of an unbroken run, bit for bit on the
+CPU, because everything that is drawn is keyed by the seed and the step. An error saves what was computed before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotrain import runs
+from cotrain.assemble import Cast, Plan, load_cast, make_plan
+from cotrain.checkpoints import latest, load_checkpoint, prune, save_checkpoint
+from cotrain.config import RunConfig, dump_config, load_config
+from cotrain.data.questions import load_set
+from cotrain.errors import ConfigError, CotrainError, DataError, TrainError
+from cotrain.evaluate import eval_row
+from cotrain.loops import (
+    Progress,
+    demonstrations,
+    judge,
+    predict,
+    questions_of_step,
+    quiet,
+    rollouts,
+    samples_by_model,
+    team_metrics,
+)
+from cotrain.report import write_report
+from cotrain.runs import GroupRecord, Metrics
+from cotrain.team import Roster
+from cotrain.trainer import Trainer
+from cotrain.types import Question
+
+UNTRAINED = "@untrained"
+"""Suffix of a held-out set's name for the evaluation before a warm-up."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run in progress: its parts, and how far it is."""
+
+    folder: Path
+    plan: Plan
+    cast: Cast
+    trainers: Mapping[str, Trainer]
+    questions: Sequence[Question]
+    roster: Roster
+    held_out: Mapping[str, tuple[Sequence[Question], Roster]]
+    progress: Progress
+    on_metrics: Callable[[Metrics], None]
+    step: int = 0
+    saved: int = -1
+    best: tuple[int, float] | None = None  # step and score of the best evaluation so far
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.plan.config
+
+
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Progress = quiet,
+    on_metrics: Callable[[Metrics], None] = lambda metrics: None,
+) -> None:
+    """Train a team, from the start or from the last checkpoint in `folder`.
+
+    The first Ctrl-C ends the run after the step in progress, with a checkpoint; the second one at once.
+
+    Raises:
+        ConfigError: the configuration does not fit together, or differs from that of the run to be resumed.
+        TrainError: the folder holds a run already (without `resume`), or updates fail.
+    """
+    _claim(folder, config, resume)
+    run = _prepare(config, folder, progress, on_metrics)
+    if resume and (checkpoint := latest(folder / "checkpoints")):
+        state = load_checkpoint(checkpoint, run.trainers)
+        run.step = run.saved = int(str(state["step"]))
+        run.best = tuple(state["best"]) if state.get("best") else None  # type: ignore[arg-type]
+        runs.rewind(folder, run.step)
+        _set_versions(run)
+    else:
+        runs.rewind(folder, -1)
+    with _interrupts() as stop:
+        try:
+            asyncio.run(_train(run, stop))
+        except CotrainError:
+            if run.step > run.saved >= 0:
+                _save(run)
+            raise
+        finally:
+            write_report(folder)
+
+
+def _claim(folder: Path, config: RunConfig, resume: bool) -> None:
+    """Make the folder this run's, with its resolved configuration."""
+    written = folder / "config.toml"
+    if written.exists():
+        if not resume:
+            raise TrainError(f"run folder {folder}", "it holds a run already", "Add --resume, or choose another folder")
+        if _lasting(load_config(written)) != _lasting(config):
+            raise ConfigError(
+                f"run folder {folder}",
+                "the configuration differs from the one that the run began with",
+                "Resume with the same settings (loop.steps and eval.every may change), or choose another folder",
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise TrainError(f"run folder {folder}", "it is not empty and holds no run", "Choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    written.write_text(dump_config(config), encoding="utf-8")
+
+
+def _lasting(config: RunConfig) -> RunConfig:
+    """The settings that a resumed run must share with its beginning."""
+    loop = config.loop.model_copy(update={"steps": 0, "checkpoint_every": 1, "keep_last": 1})
+    return config.model_copy(update={"loop": loop, "eval": type(config.eval)()})
+
+
+def _prepare(
+    config: RunConfig, folder: Path, progress: Progress, on_metrics: Callable[[Metrics], None]
+) -> Run:
+    plan = make_plan(config)
+    progress("loading questions", 0, 1)
+    questions, corpus = load_set(config.data.train, config.corpus)
+    if not questions:
+        raise DataError("data.train", "no questions are left after its filters", "Loosen split, ids or limit")
+    held_out = {name: load_set(chosen, config.corpus) for name, chosen in config.data.eval.items()}
+    progress("loading models", 0, 1)
+    cast = load_cast(plan)
+    temperatures = {name: agent.sampling.temperature for name, agent in plan.agents.items()}
+    trainers = {
+        name: Trainer(
+            model,
+            config.models[name],
+            config.loss,
+            total_steps=config.loop.steps,
+            tokens_per_pack=config.loop.tokens_per_pack,
+            updates_per_batch=config.loop.updates_per_batch,
+            max_bad_updates=config.loop.max_bad_updates,
+            temperatures=temperatures,
+        )
+        for name, model in cast.models.items()
+        if config.models[name].trainable
+    }
+    return Run(
+        folder=folder,
+        plan=plan,
+        cast=cast,
+        trainers=trainers,
+        questions=questions,
+        roster=cast.roster(corpus),
+        held_out={name: (chosen, cast.roster(pages)) for name, (chosen, pages) in held_out.items()},
+        progress=progress,
+        on_metrics=on_metrics,
+    )
+
+
+async def _train(run: Run, stop: Stop) -> None:
+    config = run.config
+    if run.saved < 0:
+        if config.warmup.steps:
+            await _evaluate(run, suffix=UNTRAINED)
+            await _warm_up(run)
+        for trainer in run.trainers.values():
+            trainer.begin_rl()
+        await _evaluate(run)
+        _save(run)
+    while run.step < config.loop.steps and not stop.asked:
+        run.progress("training", run.step, config.loop.steps)
+        await _train_step(run)
+        last = run.step == config.loop.steps or stop.asked
+        if last or (config.eval.every and run.step % config.eval.every == 0):
+            await _evaluate(run)
+        if last or run.step % config.loop.checkpoint_every == 0:
+            _save(run)
+    run.progress("training", run.step, config.loop.steps)
+
+
+async def _train_step(run: Run) -> None:
+    """Rollouts of the next step's questions, and one update of each model from them."""
+    step, times = run.step + 1, _Times()
+    config = run.config
+    questions = questions_of_step(run.questions, step, config.sampling.questions_per_step, config.loop.seed)
+    with times("rollout"):
+        groups = await rollouts(run.plan, run.roster, questions, step)
+    try:
+        records, dropped = judge(run.plan, groups)
+    except CotrainError:
+        runs.write_groups(run.folder, step, [GroupRecord(group=group) for group in groups])
+        raise
+    runs.write_groups(run.folder, step, records)
+    metrics: dict[str, float | int | str | None] = {"kind": "train", "step": step}
+    metrics |= team_metrics(run.plan, records, dropped)
+    with times("update"):
+        for name, samples in samples_by_model(records, list(config.models)).items():
+            if name in run.trainers:
+                metrics |= run.trainers[name].update(samples)
+    _set_versions(run)
+    run.step = step
+    _tell(run, metrics | times.metrics())
+
+
+async def _warm_up(run: Run) -> None:
+    """Supervised steps on what the system's rules would say."""
+    config = run.config.warmup
+    for step in range(1, config.steps + 1):
+        run.progress("warming up", step - 1, config.steps)
+        questions = questions_of_step(run.questions, step, config.questions_per_step, run.config.loop.seed)
+        metrics: dict[str, float | int | str | None] = {"kind": "warmup", "step": 0, "warmup_step": step}
+        for name, samples in (await demonstrations(run.plan, run.roster, questions)).items():
+            if name in run.trainers:
+                metrics |= run.trainers[name].warmup(samples, config.lr)
+        _tell(run, metrics)
+    run.progress("warming up", config.steps, config.steps)
+
+
+async def _evaluate(run: Run, suffix: str = "") -> None:
+    """Greedy answers to every held-out question, with scores and intervals."""
+    for place, (name, (questions, roster)) in enumerate(run.held_out.items()):
+        times = _Times()
+        with times("eval"):
+            predictions = await predict(
+                run.plan, roster, questions, progress=run.progress, label=f"evaluating {name}{suffix}"
+            )
+        runs.write_predictions(run.folder, run.step, name + suffix, predictions)
+        row = eval_row(run.step, name + suffix, predictions, run.config.eval.bootstrap, run.config.loop.seed)
+        _tell(run, row | times.metrics())
+        reward = float(row["reward"])
+        if place == 0 and not suffix and (run.best is None or reward > run.best[1]):
+            run.best = (run.step, reward)
+    write_report(run.folder)
+
+
+def _save(run: Run) -> None:
+    """Write a checkpoint of the finished steps, and remove those that retention lets go."""
+    checkpoints = run.folder / "checkpoints"
+    save_checkpoint(checkpoints, run.step, run.trainers, {"best": run.best})
+    run.saved = run.step
+    prune(checkpoints, run.config.loop.keep_last, run.best[0] if run.best else None)
+
+
+def _tell(run: Run, metrics: Metrics) -> None:
+    runs.append_metrics(run.folder, metrics)
+    run.on_metrics(metrics)
+
+
+def _set_versions(run: Run) -> None:
+    for name, trainer in run.trainers.items():
+        run.cast.engines[name].version = trainer.version
+
+
+class _Times:
+    """Seconds spent by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+
+
+@dataclass
+class Stop:
+    """Whether the user asked the run to end."""
+
+    asked: bool = False
+    handlers: dict[int, object] = field(default_factory=dict)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Stop]:
+    """Turn the first Ctrl-C into a request; the second one interrupts at once."""
+    stop = Stop()
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        print("\nstopping after this step; press Ctrl-C again to stop at once", flush=True)
+
+    try:
+        before = signal.signal(signal.SIGINT, on_signal)
+    except ValueError:  # not in the main thread: whoever runs us there handles signals
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,404 @@
+"""One model's training: forward over packs, loss, gradient, AdamW, save and load.
+
+`Trainer.update` is one step of RL on a batch of samples and `Trainer.warmup` one supervised step; each advances
+`version`. It changes the weights of the very network it was given, which an in-process engine may be sampling from.
+Guarantees: packs do not change the loss; a step whose loss or gradient is not finite leaves the weights as they were;
+after `load` the next update is bit-identical to the unbroken run's (CPU). It knows no groups, rewards or estimators.
+
+Shapes: T tokens of a pack's tree, N sampled tokens, U distinct rows of logits of a pack, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cotrain.batch import Pack, means_by_agent, pack
+from cotrain.checkpoints import REFERENCE, digest, link_reference, read_json, read_optimizer, read_tensors
+from cotrain.checkpoints import write_json, write_tensors
+from cotrain.config import LossConfig, ModelConfig, OptimizerConfig
+from cotrain.errors import TrainError
+from cotrain.losses import Terms, clipped_surrogate, negative_log_likelihood
+from cotrain.types import Sample
+
+if TYPE_CHECKING:
+    from cotrain.models import LoadedModel
+
+PackLoss = Callable[[int, Pack, Tensor], tuple[Tensor, Terms | None]]
+"""(number of the pack, pack, logprobs_N) -> the pack's share of the loss, and its terms where it has any."""
+
+
+def lr_at(step: int, optimizer: OptimizerConfig, total_steps: int) -> float:
+    """Learning rate of update number `step` (from 0) of `total_steps`.
+
+    It rises linearly over the first `warmup_steps` updates, the last of which already has the full rate. Of the
+    `total_steps - warmup_steps` that remain, x is the share done before this one: constant lr, linear lr * (1 - x),
+    cosine lr * (1 + cos(pi x)) / 2. So 0 is reached when the run is over, and no update is made with a rate of 0.
+    """
+    if step < optimizer.warmup_steps:
+        return optimizer.lr * (step + 1) / optimizer.warmup_steps
+    done = min(1.0, (step - optimizer.warmup_steps) / max(1, total_steps - optimizer.warmup_steps))
+    if optimizer.schedule == "linear":
+        return optimizer.lr * (1.0 - done)
+    if optimizer.schedule == "cosine":
+        return optimizer.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    return optimizer.lr
+
+
+def sampled_logprobs(
+    network: torch.nn.Module,
+    part: Pack,
+    temperatures: Mapping[str, float],
+    parameters: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(logprobs_N, entropy_N) of a pack's sampled tokens, float32: log_softmax(logits / T) at the agent's temperature.
+
+    An agent without an entry, or with 0 (greedy), has T = 1. Logits exist only where a token was sampled, and once for
+    siblings that share a predecessor. `parameters`, by name, take the place of the network's own for this call.
+    Entropy carries no gradient.
+    """
+    device = next(network.parameters()).device
+    scale = [temperatures.get(agent, 1.0) or 1.0 for agent in part.agents]
+    distinct = sorted(set(scale))
+    kind_N = np.array([distinct.index(t) for t in scale])[part.trajectory_N]
+    rows_U, row_N = np.unique(part.predict_N * len(distinct) + kind_N, return_inverse=True)
+    inputs: dict[str, object] = {
+        "input_ids": _tensor(part.token_ids_T, device)[None],
+        "position_ids": _tensor(part.positions_T, device)[None],
+        "attention_mask": None if part.mask_TT is None else _tensor(part.mask_TT, device)[None, None],
+        "logits_to_keep": _tensor(rows_U // len(distinct), device),
+        "use_cache": False,
+    }
+    if parameters is None:
+        output = network(**inputs)
+    else:
+        output = torch.func.functional_call(network, dict(parameters), (), inputs)
+    logits_UV = output.logits[0].float()
+    if distinct != [1.0]:
+        logits_UV = logits_UV / _tensor(np.array(distinct)[rows_U % len(distinct)], device)[:, None]
+    logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
+    rows = _tensor(row_N, device)
+    return logprobs_UV[rows, _tensor(part.targets_N, device)], _entropy(logprobs_UV.detach())[rows]
+
+
+def _entropy(logprobs_UV: Tensor) -> Tensor:
+    # In slices, because a whole temporary the size of the logits would set the peak of the memory.
+    return -torch.cat([(part.exp() * part).sum(-1) for part in torch.split(logprobs_UV, 64)])
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+class _Tally:
+    """What a batch leaves behind for the metrics: `series` of arrays over N, and one loss and norm per pass."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, list[np.ndarray]] = {}
+        self.loss: list[float] = []
+        self.grad_norm: list[float] = []
+
+    def add(self, name: str, values_N: Tensor) -> None:
+        """Append one pack's values to a series."""
+        self.series.setdefault(name, []).append(values_N.detach().cpu().numpy())
+
+
+class Trainer:
+    """Trains one model; `version` counts the updates its weights have had, `model` is what it was given.
+
+    Trainable are all weights, or the adapters of a model that has them; of a model whose configuration says
+    `trainable = false` nothing is, and update and warm-up leave it and its version alone. bfloat16 parameters get
+    float32 master copies (`master_weights`): gradients are summed there over packs, and the optimiser steps there.
+    `temperatures`: agent name -> sampling temperature (default 1).
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: ModelConfig,
+        loss: LossConfig,
+        *,
+        total_steps: int,
+        tokens_per_pack: int = 1024,
+        updates_per_batch: int = 1,
+        max_bad_updates: int = 3,
+        temperatures: Mapping[str, float] | None = None,
+    ) -> None:
+        self.model, self.config, self.loss = model, config, loss
+        self.total_steps, self.tokens_per_pack = total_steps, tokens_per_pack
+        self.updates_per_batch, self.max_bad_updates = updates_per_batch, max_bad_updates
+        self.temperatures = dict(temperatures or {})
+        self.version = 0
+        self._rl_step = 0  # batches since the start of RL: the place in the learning-rate schedule
+        self._bad_updates = 0
+        self._phase = "new"  # then "warmup", then "rl"
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._reference: dict[str, Tensor] = {}
+        self._reference_digest: str | None = None
+        # Without dropout, as the sampler runs; the loader has marked what is trained.
+        named = model.network.eval().named_parameters() if config.trainable else ()
+        self._parameters = {name: p for name, p in named if p.requires_grad}
+        self._masters: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            if config.master_weights and parameter.dtype != torch.float32:
+                self._masters[name] = parameter.detach().float()
+                parameter.register_post_accumulate_grad_hook(_add_to(self._masters[name]))  # type: ignore[no-untyped-call]
+        self._stepped = [self._masters.get(name, p) for name, p in self._parameters.items()]
+
+    def begin_rl(self) -> None:
+        """End the warm-up: remember the weights as the KL reference (if beta > 0), start a fresh optimiser.
+
+        The first call counts, later ones change nothing; `update` makes it if nobody did. The reference is a copy of
+        what is trained, so for adapters it is small, and before any warm-up it is the model without them.
+        """
+        if self._phase == "rl" or not self.config.trainable:
+            return
+        self._phase = "rl"
+        self._optimizer = self._new_optimizer()
+        if self.loss.beta > 0.0:
+            self._reference = {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One step of RL: `updates_per_batch` passes over the batch. Returns metrics by name.
+
+        Without samples the weights stay and the version advances, so that nobody waits for this model. So it does when
+        the loss or the gradient is not finite (metric `skipped`). Metrics are means over the passes, except
+        entropy and sampler gap, which belong to the weights before the first one; a value that is not finite, or not
+        known, is absent. Token counts are those of one pass.
+
+        Raises:
+            TrainError: a sample of another model or with a value that is not finite (nothing was computed then); more
+                than `max_bad_updates` skipped updates in a row.
+        """
+        self._check(samples)
+        if not self.config.trainable:
+            return self._named({"version": self.version, "skipped": 0})
+        self.begin_rl()
+        lr = lr_at(self._rl_step, self.config.optimizer, self.total_steps)
+        packs = pack(samples, tokens_per_pack=self.tokens_per_pack, reduction=self.loss.reduction)
+        references = [self._reference_logprobs(part) for part in packs]  # they do not move: once for all passes
+
+        def surrogate(index: int, part: Pack, logprobs_N: Tensor) -> tuple[Tensor, Terms]:
+            device = logprobs_N.device
+            return clipped_surrogate(
+                logprobs_N,
+                _tensor(part.old_logprobs_N, device),
+                _tensor(part.advantages_N, device),
+                _tensor(part.coefficients_N, device),
+                clip_low=self.loss.clip_low,
+                clip_high=self.loss.clip_high,
+                beta=self.loss.beta,
+                ref_logprobs_N=references[index],
+                ratio=self.loss.ratio,
+                trajectory_N=_tensor(part.trajectory_N, device),
+            )
+
+        metrics = self._fit(packs, surrogate, lr, self.updates_per_batch, self.temperatures)
+        self._rl_step += 1
+        return metrics
+
+    def warmup(self, samples: Sequence[Sample], lr: float) -> dict[str, float]:
+        """One supervised step on demonstrations, at temperature 1: their advantages and log-probs are not read.
+
+        Raises:
+            TrainError: RL has begun; otherwise as `update`.
+        """
+        self._check(samples)
+        if not self.config.trainable:
+            return self._named({"version": self.version, "skipped": 0})
+        if self._phase == "rl":
+            raise TrainError(f"model {self.model.name}", "a warm-up step after the start of RL", "Warm up first")
+        if self._phase == "new":
+            self._phase, self._optimizer = "warmup", self._new_optimizer()
+
+        def likelihood(_: int, part: Pack, logprobs_N: Tensor) -> tuple[Tensor, None]:
+            return negative_log_likelihood(logprobs_N, _tensor(part.coefficients_N, logprobs_N.device)), None
+
+        packs = pack(samples, tokens_per_pack=self.tokens_per_pack, reduction=self.loss.reduction)
+        return self._fit(packs, likelihood, lr, passes=1, temperatures={})
+
+    def _fit(
+        self, packs: Sequence[Pack], loss: PackLoss, lr: float, passes: int, temperatures: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Passes over the packs, each ending in an optimiser step, until one is not finite."""
+        tally, is_finite = _Tally(), True
+        for number in range(passes if packs else 0):
+            is_finite = self._backward(packs, loss, temperatures, tally, first=number == 0)
+            is_finite = is_finite and self._step(lr, tally)
+            if not is_finite:
+                break
+        self._clear_gradients()
+        self.version += 1
+        if packs:
+            self._bad_updates = 0 if is_finite else self._bad_updates + 1
+        if self._bad_updates > self.max_bad_updates:
+            found = f"{self._bad_updates} updates in a row had a loss or gradient that is not finite"
+            raise TrainError(f"model {self.model.name}", found, "Go back to a checkpoint and lower the learning rate")
+        metrics = self._summary(packs, tally)
+        return metrics | self._named({"lr": lr, "version": self.version, "skipped": int(not is_finite)})
+
+    def _backward(
+        self,
+        packs: Sequence[Pack],
+        loss: PackLoss,
+        temperatures: Mapping[str, float],
+        tally: _Tally,
+        *,
+        first: bool,
+    ) -> bool:
+        """Sum the gradient over all packs; False as soon as a loss is not finite."""
+        total = 0.0
+        for index, part in enumerate(packs):
+            logprobs_N, entropy_N = sampled_logprobs(self.model.network, part, temperatures)
+            share, terms = loss(index, part, logprobs_N)
+            if not math.isfinite(share.item()):
+                return False
+            share.backward()  # type: ignore[no-untyped-call]
+            total += share.item()
+            if first:
+                old_logprobs_N = _tensor(part.old_logprobs_N, logprobs_N.device)
+                tally.add("entropy", entropy_N)
+                tally.add("sampler_gap", (logprobs_N - old_logprobs_N).abs())
+            if terms is not None:
+                tally.add("clip_fraction", terms.clipped_N)
+            if terms is not None and self._reference:
+                tally.add("kl", terms.kl_N)
+        tally.loss.append(total)
+        return True
+
+    def _step(self, lr: float, tally: _Tally) -> bool:
+        """Clip and step; False, with the weights untouched, when the gradient is not finite."""
+        assert self._optimizer is not None
+        norm = torch.nn.utils.clip_grad_norm_(self._stepped, self.config.optimizer.max_grad_norm).item()
+        if not math.isfinite(norm):
+            return False
+        tally.grad_norm.append(norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._copy_masters()
+        self._clear_gradients()
+        return True
+
+    @torch.no_grad()
+    def _reference_logprobs(self, part: Pack) -> Tensor | None:
+        if not self._reference:
+            return None
+        return sampled_logprobs(self.model.network, part, self.temperatures, self._reference)[0]
+
+    def save(self, folder: Path, previous: Path | None = None) -> None:
+        """Write what `load` needs into a folder: trained weights, masters, optimiser, reference, counters.
+
+        The reference never changes: when `previous`, an earlier save, holds the same one, its file is linked instead
+        of written again.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._reference and self._reference_digest is None:
+            self._reference_digest = digest(self._reference)
+        write_tensors(folder / "weights.safetensors", self._parameters)
+        write_tensors(folder / "masters.safetensors", self._masters)
+        if not (previous and self._reference_digest and link_reference(previous, folder, self._reference_digest)):
+            write_tensors(folder / REFERENCE, self._reference)
+        if self._optimizer is not None:
+            torch.save(self._optimizer.state_dict(), folder / "optimizer.pt")
+        state = {"phase": self._phase, "version": self.version, "rl_step": self._rl_step}
+        state |= {"bad_updates": self._bad_updates, "reference": self._reference_digest}
+        write_json(folder / "trainer.json", state)
+
+    def load(self, folder: Path) -> None:
+        """Take up a saved state in place: weights, masters, optimiser, reference, version.
+
+        Raises:
+            TrainError: the folder is not a save of a trainer with this model and configuration.
+        """
+        state = read_json(folder / "trainer.json")
+        read_tensors(folder / "weights.safetensors", self._parameters)
+        read_tensors(folder / "masters.safetensors", self._masters)
+        self._phase, self.version = str(state["phase"]), int(str(state["version"]))
+        self._rl_step, self._bad_updates = int(str(state["rl_step"])), int(str(state["bad_updates"]))
+        self._optimizer, self._reference, self._reference_digest = None, {}, None
+        if self._phase != "new":
+            self._optimizer = self._new_optimizer()
+            self._optimizer.load_state_dict(read_optimizer(folder / "optimizer.pt"))
+        if self._phase == "rl" and self.loss.beta > 0.0:
+            self._reference = {name: torch.empty_like(p).detach() for name, p in self._parameters.items()}
+            read_tensors(folder / REFERENCE, self._reference)
+            self._reference_digest = str(state["reference"])
+
+    def _summary(self, packs: Sequence[Pack], tally: _Tally) -> dict[str, float]:
+        """Metrics of a batch by name; what is not finite, or was not reached, is left out."""
+        values = {
+            "tokens_trained": sum(len(part.targets_N) for part in packs),
+            "tokens_computed": sum(len(part.token_ids_T) for part in packs),
+            "tokens_unpacked": sum(part.num_unpacked for part in packs),
+            "loss": float(np.mean(tally.loss)) if tally.loss else math.nan,
+            "grad_norm": float(np.mean(tally.grad_norm)) if tally.grad_norm else math.nan,
+        }
+        agents: dict[str, float] = {}
+        if tally.loss:
+            series = {name: np.concatenate(parts) for name, parts in tally.series.items()}
+            gap_N = series.pop("sampler_gap")
+            if "clip_fraction" in series:  # demonstrations were not sampled, so a warm-up has no gap
+                values |= {"sampler_gap_mean": float(gap_N.mean()), "sampler_gap_max": float(gap_N.max())}
+            agents = means_by_agent(packs, series)
+        return {name: value for name, value in (self._named(values) | agents).items() if math.isfinite(value)}
+
+    def _named(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {f"model/{self.model.name}/{what}": value for what, value in values.items()}
+
+    def _check(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            where = f"sample of trajectory {sample.trajectory_id}"
+            if sample.model != self.model.name:
+                raise TrainError(
+                    where,
+                    f"it belongs to model {sample.model}",
+                    f"Give it to that trainer, not {self.model.name}'s",
+                )
+            for what in ("logprobs", "advantages"):
+                if not np.isfinite(getattr(sample, what)).all():
+                    raise TrainError(
+                        where, f"{what} that are not finite", "Drop the trajectory and find out who made them"
+                    )
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        settings = self.config.optimizer
+        return torch.optim.AdamW(
+            self._stepped,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,  # three to six times as fast as the others, on the CPU too
+        )
+
+    @torch.no_grad()
+    def _copy_masters(self) -> None:
+        for name, master in self._masters.items():
+            self._parameters[name].copy_(master)
+
+    def _clear_gradients(self) -> None:
+        for tensor in (*self._parameters.values(), *self._masters.values()):
+            tensor.grad = None
+
+
+def _add_to(master: Tensor) -> Callable[[Tensor], None]:
+    """A hook that moves a parameter's gradient of one pack to its float32 master: sums in bfloat16 lose small packs."""
+
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return move

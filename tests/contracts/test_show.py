@@ -1,0 +1,174 @@
+"""What the terminal view of a group must contain, and that text written by models cannot act on the terminal."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cotrain.show import render_group, shorten, visible
+from cotrain.types import Completion, Group, Question, Trajectory, Turn
+
+
+def turn(prompt=(1, 2, 3), tokens=2, version=4, text="out", observation=None):
+    completion = Completion(
+        token_ids=(7,) * tokens, logprobs=(-0.5,) * tokens, version=version, stop="stop", text=text
+    )
+    return Turn(prompt_ids=prompt, completion=completion, observation=observation)
+
+
+def trajectory(id, agent, rollout, *, output="an output", turns=None, **more):
+    return Trajectory(
+        id=id,
+        question_id="q1",
+        rollout_id=rollout,
+        pass_id=more.pop("pass_id", 0),
+        call=0,
+        agent=agent,
+        model="base",
+        output=output,
+        turns=(turn(),) if turns is None else turns,
+        **more,
+    )
+
+
+@pytest.fixture
+def group():
+    """One pass forked at call 1: a trunk that two rollouts read."""
+    return Group(
+        question=Question(id="q1", text="Who built it?", answers=("Ann Bee", "A. Bee")),
+        step=3,
+        strategy="round_robin",
+        trajectories=(
+            trajectory(
+                "t.r1.b", "answerer", "0.1", output="Ann Bee", reads=("t.r0",), rewards={"shared": 1.0}
+            ),
+            trajectory("t.r0", "rewriter", None, output="builder query", trainable=False),
+            trajectory(
+                "t.r2.b",
+                "answerer",
+                "0.2",
+                output="nobody",
+                reads=("t.r0",),
+                status="truncated",
+                faults=("too_long",),
+                rewards={"shared": 0.0},
+            ),
+        ),
+        dropped={"infrastructure": 2},
+    )
+
+
+CREDITS = {"t.r1.b": 1.0, "t.r2.b": -1.0}
+ADVANTAGES = {"t.r1.b": 1.25, "t.r2.b": -0.75}
+
+
+def text_of(renderable, width=200):
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def block(text, id):
+    """The lines of one trajectory: from its title to the next title."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.rstrip().endswith(id) and " on base" in line)
+    rest = next((i for i in range(start + 1, len(lines)) if " on base" in lines[i]), len(lines))
+    return "\n".join(lines[start:rest])
+
+
+def test_headline_names_question_gold_and_drops(group):
+    text = text_of(render_group(group, CREDITS, ADVANTAGES))
+    assert "question q1  step 3, round_robin" in text
+    assert "Who built it?" in text
+    assert "gold: Ann Bee | A. Bee" in text
+    assert "dropped: 2 infrastructure" in text
+
+
+def test_trunk_comes_before_its_rollouts(group):
+    text = text_of(render_group(group, CREDITS, ADVANTAGES))
+    order = [
+        text.index(part)
+        for part in ("pass 0", "trunk", "t.r0\n", "rollout 0.1", "t.r1.b", "rollout 0.2", "t.r2.b")
+    ]
+    assert order == sorted(order)
+
+
+def test_each_trajectory_shows_its_own_numbers(group):
+    text = text_of(render_group(group, CREDITS, ADVANTAGES))
+    good, bad, trunk = block(text, "t.r1.b"), block(text, "t.r2.b"), block(text, "t.r0")
+    assert "shared 1.000  credit 1.000  advantage +1.250  2 tokens sampled at version 4" in good
+    assert "reads: t.r0" in good
+    assert "output: Ann Bee" in good
+    assert "faults" not in good
+    assert "truncated" in bad
+    assert "shared 0.000  credit -1.000  advantage -0.750" in bad
+    assert "faults: too_long" in bad
+    assert "reward unknown  credit unknown  no advantage" in trunk
+    assert "not trained on" in trunk
+
+
+def test_every_pass_is_shown(group):
+    second = trajectory("t.p1", "reranker", "1.0", pass_id=1)
+    text = text_of(render_group(replace(group, trajectories=(*group.trajectories, second)), {}, {}))
+    assert text.index("pass 0") < text.index("t.r2.b") < text.index("pass 1") < text.index("t.p1")
+
+
+def test_prompt_is_decoded_shortened_and_whole_on_request(group):
+    def decode(ids):
+        return f"head {ids[0]} " + "x" * 1000 + " tail"
+
+    long = trajectory("t.long", "reader", "0.3", output="y" * 500)
+    group = replace(group, trajectories=(long,))
+    short = text_of(render_group(group, {}, {}, decode=decode), width=2000)
+    assert "prompt: head 1 xxx" in short
+    assert "tail (3 tokens)" in short
+    assert "…772 characters…" in short  # "head 1 " + 1000 + " tail" = 1012 characters, of which 240 are shown
+    assert "x" * 200 not in short
+    assert "y" * 241 not in short
+    whole = text_of(render_group(group, {}, {}, True, decode=decode), width=2000)
+    assert "x" * 1000 + " tail (3 tokens)" in whole
+    assert "y" * 500 in whole
+
+
+def test_without_a_tokenizer_the_prompt_is_its_length(group):
+    assert "prompt: (3 tokens)" in text_of(render_group(group, {}, {}))
+
+
+def test_turns_of_an_episode_are_numbered_with_their_observations(group):
+    turns = (
+        turn(text="search[x]", observation="found y", version=1),
+        turn((1, 2, 3, 4), version=2, text="done"),
+    )
+    text = text_of(
+        render_group(replace(group, trajectories=(trajectory("t", "main", "0.0", turns=turns),)), {}, {})
+    )
+    assert "turn 1 sampled: search[x]" in text
+    assert "turn 1 observation: found y" in text
+    assert "turn 2 prompt: (4 tokens)" in text
+    assert "4 tokens sampled at version 1, 2" in text
+
+
+def test_text_of_models_is_never_markup_and_never_drives_the_terminal(group):
+    evil = "[bold red]x[/] [/nothing] [link=http://a]y[/link] \x1b[2J\x07\x9b1m \u202e"
+    bad = trajectory(evil, evil, evil, output=evil, reads=(evil,), faults=(evil,), rewards={evil: 1.0})
+    question = Question(id=evil, text=evil, answers=(evil,))
+    group = replace(group, question=question, trajectories=(bad,), dropped={evil: 1})
+    text = text_of(render_group(group, {evil: 1.0}, {}, True, decode=lambda ids: evil), width=4000)
+    assert not {c for c in text if not c.isprintable()} - {"\n"}
+    plain = "[bold red]x[/] [/nothing] [link=http://a]y[/link] \\x1b[2J\\x07\\x9b1m \\u202e"
+    assert text.count(plain) == 12
+
+
+def test_a_group_without_trajectories_says_so(group):
+    assert "every rollout was dropped" in text_of(render_group(replace(group, trajectories=()), {}, {}))
+
+
+def test_visible_keeps_line_feeds_and_letters():
+    assert visible("a\nb\tcé漢 \r\x00") == "a\nb\tcé漢 \\r\\x00"
+
+
+def test_shorten_keeps_both_ends():
+    assert shorten("abcdefghij", 4) == "ab […6 characters…] ij"
+    assert shorten("abcdefghij", 5) == "abc […5 characters…] ij"
+    assert shorten("abcd", 4) == "abcd"
