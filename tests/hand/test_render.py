@@ -257,3 +257,25 @@ def test_smollm2_equals_the_tokenizers_own_reading():
 
 def test_chatml_constant_is_what_the_tiny_models_use():
     assert chatml().chat_template == CHATML
+
+
+def test_tokenizers_that_mark_the_first_word():
+    vocab = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -3.0), *((c, -4.0) for c in "USER:wheras?"), ("▁wher", -1.0)]
+    backend = Tokenizer(models.Unigram(vocab, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template="USER: {{ messages[0]['content'] }}</s>",
+    )
+    for content in ("where was R?", "</s>?"):
+        ids = Renderer(tokenizer).render([("user", content)])
+        assert tokenizer.convert_ids_to_tokens(ids[:3]) == ["▁", "U", "S"]
+        assert ids.count(1) == 1
+    assert Renderer(tokenizer).render([("user", "where")]) == one_string(tokenizer, [("user", "where")])
+
+
+def test_a_tokenizer_without_a_fast_backend():
+    with pytest.raises(ModelError, match=r"tokenizer object: no fast tokenizer inside"):
+        Renderer(object())

@@ -70,7 +70,7 @@ class Corpus:
         passages = tuple(dict.fromkeys(found))
         if not passages:
             raise DataError("corpus", "no passages in it", "Give at least one passage")
-        folder = cache_folder(config) / "bm25" / _key(passages, config)
+        folder = _cache_root(config) / "bm25" / _key(passages, config)
         if not folder.exists():
             _build(folder, passages, config)
         try:
@@ -131,7 +131,7 @@ def shares(total: int, count: int) -> list[int]:
     return [total // count + (i < total % count) for i in range(count)]
 
 
-def cache_folder(config: CorpusConfig) -> Path:
+def _cache_root(config: CorpusConfig) -> Path:
     """Where indices are kept: `config.cache`, else $COTRAIN_CACHE, else ~/.cache/cotrain."""
     return Path(config.cache or os.environ.get("COTRAIN_CACHE") or "~/.cache/cotrain").expanduser()
 

@@ -6,6 +6,7 @@ questions or passages; `questions` and `importers` build on it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -148,7 +149,8 @@ def write_lines(path: Path | str, values: Iterable[Mapping[str, object]]) -> Non
         found = f"cannot be written: {error.strerror or error}"
         raise DataError(str(path), found, "Check the path, its permissions and the free space") from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it must not hide the error that is on its way
+            part.unlink()
 
 
 def shorten(value: object, length: int = 60) -> str:

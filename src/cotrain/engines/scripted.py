@@ -68,7 +68,7 @@ class ScriptedEngine:
         said = self.script(self.tokenizer.decode(request.prompt_ids, skip_special_tokens=False), request)
         cut = cut_at_stop(said, request.params.stop)
         text, through = cut or (said, said)
-        ids = self.tokenizer.encode(through, add_special_tokens=False, split_special_tokens=True)
+        ids = list(self.tokenizer.backend_tokenizer.encode(through, add_special_tokens=False).ids)
         if cut is None and self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
         stop: Stop = "stop"
