@@ -65,7 +65,8 @@ def chain(num_agents: int, penalties: dict[str, float] | None = None, repeat_fir
         return last
 
     agents = tuple(
-        Agent(name=n, model="base", prompt=n + " {question} {said}", sampling=SamplingParams(max_tokens=200)) for n in names
+        Agent(name=n, model="base", prompt=n + " {question} {said}", sampling=SamplingParams(max_tokens=200))
+        for n in names
     )
     return System(run=run, agents=agents, penalties=penalties or {})
 

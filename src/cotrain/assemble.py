@@ -51,15 +51,11 @@ class Cast:
     def roster(self, corpus: Corpus) -> Roster:
         """Who plays, with searches that go to this corpus."""
 
-        def search(queries: object, count: object) -> tuple[Passage, ...]:
-            assert isinstance(queries, tuple)
-            assert isinstance(count, int)
+        def search(queries: tuple[str, ...], count: int) -> tuple[Passage, ...]:
             return tuple(fan_out(corpus.search, queries, total=count))
 
         renderers = {name: Renderer(model.tokenizer) for name, model in self.models.items()}
-        return Roster(
-            agents=self.plan.agents, engines=self.engines, renderers=renderers, tools={"search": search}
-        )
+        return Roster(agents=self.plan.agents, engines=self.engines, renderers=renderers, tools={"search": search})
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -78,8 +74,14 @@ def make_plan(config: RunConfig) -> Plan:
         if model not in {agent.model for agent in agents.values()}:
             raise ConfigError(f"models.{model}", "no agent is played by it", "Remove it, or name it in an agent")
     penalties = {**system.penalties, **config.rewards.penalties}
-    shape = {"aggregate": config.rewards.aggregate, "propagate": config.rewards.propagate}
-    rules = {name: CreditRule(penalty=penalties.get(name, 0.0), **shape) for name in agents}
+    rules = {
+        name: CreditRule(
+            penalty=penalties.get(name, 0.0),
+            aggregate=config.rewards.aggregate,
+            propagate=config.rewards.propagate,
+        )
+        for name in agents
+    }
     if config.warmup.steps and not system.demonstrate:
         raise ConfigError("warmup.steps", "the system demonstrates nothing", "Set it to 0, or give it `demonstrate`")
     return Plan(

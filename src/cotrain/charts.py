@@ -30,12 +30,12 @@ _THEME = {_INK: "var(--ink)", _GRID: "var(--grid)"} | {c: f"var(--series-{i})" f
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: small, selectable, in the page's font
     "svg.hashsalt": "cotrain",  # equal data give equal files
-    "font.size": 10,
+    "font.size": 11,
     "text.color": _INK,
     "axes.edgecolor": _GRID,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.formatter.limits": (-3, 4),
+    "axes.formatter.limits": (-3, 6),
     "axes.formatter.useoffset": False,
     "axes.grid": True,
     "grid.color": _GRID,

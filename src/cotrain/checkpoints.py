@@ -24,9 +24,10 @@ from cotrain.errors import TrainError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cotrain.models import LoadedModel
     from cotrain.trainer import Trainer
 
-REFERENCE = "reference.safetensors"
+WEIGHTS, MASTERS, REFERENCE = "weights.safetensors", "masters.safetensors", "reference.safetensors"
 _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
 
 
@@ -70,6 +71,22 @@ def load_checkpoint(checkpoint: Path, trainers: Mapping[str, Trainer]) -> dict[s
     for name, trainer in trainers.items():
         trainer.load(checkpoint / name)
     return state
+
+
+def load_weights(checkpoint: Path, models: Mapping[str, LoadedModel]) -> int:
+    """Put a checkpoint's trained weights into models, to sample from them; returns the checkpoint's step.
+
+    Models that are not trained keep their weights.
+
+    Raises:
+        TrainError: the checkpoint is not whole, or is one of other models.
+    """
+    step = int(str(read_json(checkpoint / "state.json")["step"]))
+    for name, model in models.items():
+        trained = {key: p for key, p in model.network.named_parameters() if p.requires_grad}
+        if trained:
+            read_tensors(checkpoint / name / WEIGHTS, trained)
+    return step
 
 
 def latest(folder: Path) -> Path | None:

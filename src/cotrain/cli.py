@@ -37,6 +37,7 @@ commands.add_typer(data_app, name="data")
 ConfigPath = Annotated[Path | None, typer.Argument(help="A TOML file; all defaults without one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key.")]
+Full = Annotated[bool, typer.Option("--full", help="Show prompts and outputs whole.")]
 Checkpoint = Annotated[str, typer.Option(help="latest, best, untrained, or a step.")]
 
 
@@ -47,7 +48,10 @@ def train(
     settings: Settings = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the folder.")] = False,
 ) -> None:
-    """Train a team and write a run folder; Ctrl-C ends the run after the step in progress."""
+    """Train a team and write a run folder.
+
+    The first Ctrl-C ends the run after the step in progress, the second one at once.
+    """
     if resume and not (out / "config.toml").exists():
         raise DataError(f"run {out}", "there is no run to resume", "Leave out --resume to begin one")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -68,7 +72,10 @@ def evaluate(
     against: Annotated[str, typer.Option(help="A second checkpoint to compare with, the earlier one.")] = "",
     settings: Settings = None,
 ) -> None:
-    """Evaluate a checkpoint on held-out questions, and compare it with another."""
+    """Score a checkpoint on held-out questions.
+
+    With --against, compare it with another one, question by question.
+    """
     folder = run if run.is_dir() else None
     if against and folder is None:
         raise ConfigError(f"--against {against}", f"{run} is no run folder", "Name a run folder to compare checkpoints")
@@ -95,9 +102,9 @@ def show(
     run: RunFolder,
     step: Annotated[int | None, typer.Option(help="A training step; the last one by default.")] = None,
     question: Annotated[str | None, typer.Option(help="Id of a question; the step's first one by default.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Show prompts and outputs whole.")] = False,
+    full: Full = False,
 ) -> None:
-    """Show a group: every trajectory with its rewards, credit and advantage."""
+    """Show what a team did with a training question."""
     from cotrain.runs import read_groups
 
     steps = sorted(int(path.stem.split("-")[1]) for path in (run / "groups").glob("step-*.jsonl"))
@@ -122,8 +129,11 @@ def _print_group(record: GroupRecord, full: bool, decode: Decode | None) -> None
 
 
 @commands.command()
-def check(config: ConfigPath = None, settings: Settings = None, full: bool = False) -> None:
-    """Check a configuration: load everything it names and work on one question, without training."""
+def check(config: ConfigPath = None, settings: Settings = None, full: Full = False) -> None:
+    """Try a configuration on one question.
+
+    Loads everything that it names and shows what the team does; nothing is trained or written.
+    """
     chosen = load_config(config, settings or ())
     from cotrain.trained import check as dry_run
 
@@ -141,9 +151,9 @@ def ask(
     question: Annotated[str, typer.Argument(help="A question in words.")],
     checkpoint: Checkpoint = "latest",
     corpus: Annotated[str | None, typer.Option(help="A held-out set whose corpus to search.")] = None,
-    full: bool = False,
+    full: Full = False,
 ) -> None:
-    """Have a trained team answer a question of your own, and show how it went."""
+    """Ask a trained team a question of your own."""
     config = load_config(run / "config.toml")
     from cotrain.runs import GroupRecord
     from cotrain.trained import ask_team
@@ -164,7 +174,7 @@ def report(run: RunFolder) -> None:
 
 @commands.command("config")
 def configuration() -> None:
-    """Print all configuration keys as Markdown: type, default, meaning."""
+    """Print all configuration keys as Markdown."""
     from cotrain.reference import configuration_reference
 
     print(configuration_reference(), end="")
@@ -270,8 +280,11 @@ def app(arguments: Sequence[str] | None = None) -> None:
     try:
         commands(arguments)
     except CotrainError as error:
-        parts = Text.assemble(("error  ", "bold red"), (error.where, "red"), "\n       ", (error.found, "red"))
-        Console(stderr=True).print(parts.append("\nto do  ", "bold").append(error.fix), soft_wrap=True)
+        from cotrain.show import visible
+
+        where, found, fix = map(visible, (error.where, error.found, error.fix))
+        text = Text.assemble(("error  ", "bold red"), (f"{where}\n       {found}", "red"), ("\nto do  ", "bold"), fix)
+        Console(stderr=True).print(text, soft_wrap=True)
         raise SystemExit(2) from None
 
 

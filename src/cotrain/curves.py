@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from cotrain.charts import MAX_POINTS, NUM_COLORS, Series, line_chart
-from cotrain.evaluate import SCORE_NAMES, SCORES
+from cotrain.evaluate import SCORE_NAMES, SCORES, UNTRAINED
 from cotrain.runs import Metrics
 
 Caption = tuple[str, str]
@@ -25,7 +25,6 @@ _NOT_DRAWN = ("version",)  # it counts the steps once more
 _WARMUP_NOTE = "Supervised, on rule-made demonstrations of the formats, before RL."
 _TEAM_CHARTS = {"team": ("Reward", "Mean credit of the answers.")}
 _DROPPED_CHARTS = {"dropped": ("Dropped per step", "What gave no sample, by reason.")}
-_WARMUP_CHARTS = {"loss": ("Loss", "Negative log-likelihood of the demonstrations, per token.")}
 _TIME_CHARTS = {"time": ("Seconds per step", "By phase.")}
 _AGENT_CHARTS = {
     "credit": ("Credit", "Mean of what each agent is trained on: shared reward and penalty."),
@@ -55,6 +54,7 @@ _MODEL_CHARTS = {
         "Trained on; put through the model; and what that would be without sharing prefixes.",
     ),
 }
+_WARMUP_CHARTS = {**_MODEL_CHARTS, "loss": ("Loss", "Negative log-likelihood of the demonstrations, per token.")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class _Pen:
         legend = tuple(
             {
                 "name": line.name,
-                "last": f"{line.last:.4g}",
+                "last": _short(line.last),
                 "color": index % NUM_COLORS,
                 "dashed": index >= NUM_COLORS,
             }
@@ -126,12 +126,16 @@ class _Pen:
         return Chart(title=title, help=help, svg=Markup(line_chart(series, self.drawn)), legend=legend)
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value + 0.0:.4g}"  # + 0.0: no -0
+
+
 def _held_out(rows: Sequence[Metrics], draw: _Pen) -> tuple[Chart, ...]:
     """One chart per score: a line per set with its interval."""
     charts = []
     for score in SCORES:
         series = []
-        for name in in_order(map(set_of, rows)):
+        for name in sorted(in_order(map(set_of, rows)), key=lambda name: name.endswith(UNTRAINED)):
             points = [row for row in rows if set_of(row) == name and _is_number(row.get(score))]
             if not points:
                 continue

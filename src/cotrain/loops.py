@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from statistics import fmean
 
 from cotrain import advantages as adv
-from cotrain.assemble import Cast, Plan
+from cotrain.assemble import Plan
 from cotrain.batch import make_samples
-from cotrain.config import RunConfig
 from cotrain.engines.base import Cohort
 from cotrain.errors import InfrastructureError
 from cotrain.evaluate import Prediction
@@ -27,7 +22,7 @@ from cotrain.rewards import METRICS, credits, penalty, propagate, score
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork, fork_on_first
 from cotrain.team import Roster
-from cotrain.types import Group, Question, Sample, Trajectory
+from cotrain.types import Group, Question, Sample
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, how much there is)."""

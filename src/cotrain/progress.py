@@ -21,23 +21,32 @@ class Display:
     def __init__(self, console: Console, bars: Progress | None) -> None:
         self._console, self._bars = console, bars
         self._tasks: dict[str, TaskID] = {}
+        self._done: dict[str, int] = {}
         self._tenths: dict[str, int] = {}
 
     def update(self, label: str, done: int, total: int) -> None:
         """Show that `done` of `total` are done; a lower `done` than before starts the label's count again."""
         if self._bars is None:
             self._line(label, done, total)
-        elif label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(escape(label), total=total, completed=done)
         else:
-            task = self._tasks[label]
-            if done < self._bars.tasks[self._bars.task_ids.index(task)].completed:
-                self._bars.reset(task)
-            self._bars.update(task, completed=done, total=total)
+            self._bar(self._bars, label, done, total)
 
     def say(self, line: str) -> None:
         """Print a line that stays, above the bars."""
-        self._console.print(Text(line))
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _bar(self, bars: Progress, label: str, done: int, total: int) -> None:
+        if label not in self._tasks:
+            for task in bars.tasks:  # what cannot be counted, such as loading, ends when the next thing begins
+                if task.total is not None and task.total <= 1:
+                    bars.update(task.id, visible=False)
+            self._tasks[label] = bars.add_task(escape(label), total=total, completed=done)
+            self._done[label] = done
+            return
+        if done < self._done[label]:
+            bars.reset(self._tasks[label])
+        self._done[label] = done
+        bars.update(self._tasks[label], completed=done, total=total)
 
     def _line(self, label: str, done: int, total: int) -> None:
         """At most eleven lines per count: when it begins, and at each tenth."""

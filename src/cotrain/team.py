@@ -26,12 +26,8 @@ Check = Callable[[str], Sequence[str]]
 """An agent's output -> the names of the format rules it broke."""
 
 
-class Tool(Protocol):
-    """Anything a system may `use`: a callable over plain values, plain or async; its result is recorded."""
-
-    def __call__(self, *args: object) -> object | Awaitable[object]:
-        """Run the tool; raise `InfrastructureError` where a service failed."""
-        ...
+Tool = Callable[..., object]
+"""Anything a system may `use`: plain or async, over plain values. A service that is down: `InfrastructureError`."""
 
 
 class Renders(Protocol):

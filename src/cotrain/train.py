@@ -21,7 +21,7 @@ from cotrain.checkpoints import latest, load_checkpoint, prune, save_checkpoint
 from cotrain.config import RunConfig, dump_config, load_config
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, CotrainError, DataError, TrainError
-from cotrain.evaluate import eval_row
+from cotrain.evaluate import UNTRAINED, eval_row
 from cotrain.loops import (
     Progress,
     demonstrations,
@@ -38,9 +38,6 @@ from cotrain.runs import GroupRecord, Metrics
 from cotrain.team import Roster
 from cotrain.trainer import Trainer
 from cotrain.types import Question
-
-UNTRAINED = "@untrained"
-"""Suffix of a held-out set's name for the evaluation before a warm-up."""
 
 
 @dataclass(kw_only=True)
@@ -82,12 +79,14 @@ def train(
         ConfigError: the configuration does not fit together, or differs from that of the run to be resumed.
         TrainError: the folder holds a run already (without `resume`), or updates fail.
     """
-    _claim(folder, config, resume)
+    _check_folder(folder, config, resume)
     run = _prepare(config, folder, progress, on_metrics)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(dump_config(config), encoding="utf-8")
     if resume and (checkpoint := latest(folder / "checkpoints")):
         state = load_checkpoint(checkpoint, run.trainers)
         run.step = run.saved = int(str(state["step"]))
-        run.best = tuple(state["best"]) if state.get("best") else None  # type: ignore[arg-type]
+        run.best = _best(state["best"])
         runs.rewind(folder, run.step)
         _set_versions(run)
     else:
@@ -103,8 +102,16 @@ def train(
             write_report(folder)
 
 
-def _claim(folder: Path, config: RunConfig, resume: bool) -> None:
-    """Make the folder this run's, with its resolved configuration."""
+def _best(value: object) -> tuple[int, float] | None:
+    """The step and score of the best evaluation, as a checkpoint's JSON holds them."""
+    if not isinstance(value, list):
+        return None
+    step, score = value
+    return int(step), float(score)
+
+
+def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
+    """Refuse a folder that holds another run, or something else."""
     written = folder / "config.toml"
     if written.exists():
         if not resume:
@@ -117,8 +124,6 @@ def _claim(folder: Path, config: RunConfig, resume: bool) -> None:
             )
     elif folder.exists() and any(folder.iterdir()):
         raise TrainError(f"run folder {folder}", "it is not empty and holds no run", "Choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    written.write_text(dump_config(config), encoding="utf-8")
 
 
 def _lasting(config: RunConfig) -> RunConfig:
@@ -127,9 +132,7 @@ def _lasting(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"loop": loop, "eval": type(config.eval)()})
 
 
-def _prepare(
-    config: RunConfig, folder: Path, progress: Progress, on_metrics: Callable[[Metrics], None]
-) -> Run:
+def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Callable[[Metrics], None]) -> Run:
     plan = make_plan(config)
     progress("loading questions", 0, 1)
     questions, corpus = load_set(config.data.train, config.corpus)
@@ -235,7 +238,7 @@ async def _evaluate(run: Run, suffix: str = "") -> None:
             )
         runs.write_predictions(run.folder, run.step, name + suffix, predictions)
         row = eval_row(run.step, name + suffix, predictions, run.config.eval.bootstrap, run.config.loop.seed)
-        _tell(run, row | times.metrics())
+        _tell(run, {**row, **times.metrics()})
         reward = float(row["reward"])
         if place == 0 and not suffix and (run.best is None or reward > run.best[1]):
             run.best = (run.step, reward)

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cotrain import checkpoints
 from cotrain.batch import Pack, means_by_agent, pack
-from cotrain.checkpoints import REFERENCE, digest, link_reference, read_json, read_optimizer, read_tensors
-from cotrain.checkpoints import write_json, write_tensors
 from cotrain.config import LossConfig, ModelConfig, OptimizerConfig
 from cotrain.errors import TrainError
 from cotrain.losses import Terms, clipped_surrogate, negative_log_likelihood
@@ -63,7 +62,11 @@ def sampled_logprobs(
     siblings that share a predecessor. `parameters`, by name, take the place of the network's own for this call.
     Entropy carries no gradient.
     """
-    device = next(network.parameters()).device
+    like = next(network.parameters())
+    device, mask = like.device, None
+    if part.mask_TT is not None:  # additive, because only some attention kernels understand a boolean one
+        blocked_TT = _tensor(~part.mask_TT, device)
+        mask = torch.zeros_like(blocked_TT, dtype=like.dtype).masked_fill_(blocked_TT, torch.finfo(like.dtype).min)
     scale = [temperatures.get(agent, 1.0) or 1.0 for agent in part.agents]
     distinct = sorted(set(scale))
     kind_N = np.array([distinct.index(t) for t in scale])[part.trajectory_N]
@@ -71,14 +74,11 @@ def sampled_logprobs(
     inputs: dict[str, object] = {
         "input_ids": _tensor(part.token_ids_T, device)[None],
         "position_ids": _tensor(part.positions_T, device)[None],
-        "attention_mask": None if part.mask_TT is None else _tensor(part.mask_TT, device)[None, None],
+        "attention_mask": None if mask is None else mask[None, None],
         "logits_to_keep": _tensor(rows_U // len(distinct), device),
         "use_cache": False,
     }
-    if parameters is None:
-        output = network(**inputs)
-    else:
-        output = torch.func.functional_call(network, dict(parameters), (), inputs)
+    output = torch.func.functional_call(network, dict(parameters or {}), (), inputs)
     logits_UV = output.logits[0].float()
     if distinct != [1.0]:
         logits_UV = logits_UV / _tensor(np.array(distinct)[rows_U % len(distinct)], device)[:, None]
@@ -201,9 +201,8 @@ class Trainer:
                 trajectory_N=_tensor(part.trajectory_N, device),
             )
 
-        metrics = self._fit(packs, surrogate, lr, self.updates_per_batch, self.temperatures)
         self._rl_step += 1
-        return metrics
+        return self._fit(packs, surrogate, lr, self.updates_per_batch, self.temperatures)
 
     def warmup(self, samples: Sequence[Sample], lr: float) -> dict[str, float]:
         """One supervised step on demonstrations, at temperature 1: their advantages and log-probs are not read.
@@ -240,10 +239,10 @@ class Trainer:
         if packs:
             self._bad_updates = 0 if is_finite else self._bad_updates + 1
         if self._bad_updates > self.max_bad_updates:
-            found = f"{self._bad_updates} updates in a row had a loss or gradient that is not finite"
+            found = f"{self._bad_updates} updates in a row without a finite loss and gradient"
             raise TrainError(f"model {self.model.name}", found, "Go back to a checkpoint and lower the learning rate")
-        metrics = self._summary(packs, tally)
-        return metrics | self._named({"lr": lr, "version": self.version, "skipped": int(not is_finite)})
+        state = {"lr": lr, "version": self.version, "skipped": int(not is_finite)}
+        return self._summary(packs, tally) | self._named(state)
 
     def _backward(
         self,
@@ -284,7 +283,9 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-        self._copy_masters()
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                self._parameters[name].copy_(master)
         self._clear_gradients()
         return True
 
@@ -302,16 +303,16 @@ class Trainer:
         """
         folder.mkdir(parents=True, exist_ok=True)
         if self._reference and self._reference_digest is None:
-            self._reference_digest = digest(self._reference)
-        write_tensors(folder / "weights.safetensors", self._parameters)
-        write_tensors(folder / "masters.safetensors", self._masters)
-        if not (previous and self._reference_digest and link_reference(previous, folder, self._reference_digest)):
-            write_tensors(folder / REFERENCE, self._reference)
+            self._reference_digest = checkpoints.digest(self._reference)
+        checkpoints.write_tensors(folder / checkpoints.WEIGHTS, self._parameters)
+        checkpoints.write_tensors(folder / checkpoints.MASTERS, self._masters)
+        known = self._reference_digest
+        if not (previous and known and checkpoints.link_reference(previous, folder, known)):
+            checkpoints.write_tensors(folder / checkpoints.REFERENCE, self._reference)
         if self._optimizer is not None:
             torch.save(self._optimizer.state_dict(), folder / "optimizer.pt")
-        state = {"phase": self._phase, "version": self.version, "rl_step": self._rl_step}
-        state |= {"bad_updates": self._bad_updates, "reference": self._reference_digest}
-        write_json(folder / "trainer.json", state)
+        counters = {"version": self.version, "rl_step": self._rl_step, "bad_updates": self._bad_updates}
+        checkpoints.write_json(folder / "trainer.json", {**counters, "phase": self._phase, "reference": known})
 
     def load(self, folder: Path) -> None:
         """Take up a saved state in place: weights, masters, optimiser, reference, version.
@@ -319,18 +320,18 @@ class Trainer:
         Raises:
             TrainError: the folder is not a save of a trainer with this model and configuration.
         """
-        state = read_json(folder / "trainer.json")
-        read_tensors(folder / "weights.safetensors", self._parameters)
-        read_tensors(folder / "masters.safetensors", self._masters)
+        state = checkpoints.read_json(folder / "trainer.json")
+        checkpoints.read_tensors(folder / checkpoints.WEIGHTS, self._parameters)
+        checkpoints.read_tensors(folder / checkpoints.MASTERS, self._masters)
         self._phase, self.version = str(state["phase"]), int(str(state["version"]))
         self._rl_step, self._bad_updates = int(str(state["rl_step"])), int(str(state["bad_updates"]))
         self._optimizer, self._reference, self._reference_digest = None, {}, None
         if self._phase != "new":
             self._optimizer = self._new_optimizer()
-            self._optimizer.load_state_dict(read_optimizer(folder / "optimizer.pt"))
+            self._optimizer.load_state_dict(checkpoints.read_optimizer(folder / "optimizer.pt"))
         if self._phase == "rl" and self.loss.beta > 0.0:
             self._reference = {name: torch.empty_like(p).detach() for name, p in self._parameters.items()}
-            read_tensors(folder / REFERENCE, self._reference)
+            checkpoints.read_tensors(folder / checkpoints.REFERENCE, self._reference)
             self._reference_digest = str(state["reference"])
 
     def _summary(self, packs: Sequence[Pack], tally: _Tally) -> dict[str, float]:
@@ -379,11 +380,6 @@ class Trainer:
             weight_decay=settings.weight_decay,
             fused=True,  # three to six times as fast as the others, on the CPU too
         )
-
-    @torch.no_grad()
-    def _copy_masters(self) -> None:
-        for name, master in self._masters.items():
-            self._parameters[name].copy_(master)
 
     def _clear_gradients(self) -> None:
         for tensor in (*self._parameters.values(), *self._masters.values()):

@@ -5,6 +5,7 @@ Training and evaluation are stand-ins here; `test_calls_fit_the_library` holds t
 
 import importlib
 import inspect
+import io
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from cotrain.cli import app
 from cotrain.config import RunConfig, dump_config
@@ -346,6 +348,18 @@ def test_a_count_that_begins_again_is_shown_again(capsys):
     for done in (0, 2, 0):
         shown.update("rollouts", done, 2)
     assert capsys.readouterr().out.splitlines() == ["rollouts: 0 of 2", "rollouts: 2 of 2", "rollouts: 0 of 2"]
+
+
+def test_on_a_terminal_each_count_has_a_bar():
+    console = Console(force_terminal=True, width=100, file=io.StringIO())
+    bars = Progress(console=console, auto_refresh=False)
+    shown = Display(console, bars)
+    for label, done, total in (("loading", 0, 1), ("a [red]b", 1, 4), ("a [red]b", 3, 4), ("other", 2, 2)):
+        shown.update(label, done, total)
+    tasks = [(task.description, task.completed, task.total, task.visible) for task in bars.tasks]
+    assert tasks == [("loading", 0, 1, False), (r"a \[red]b", 3, 4, True), ("other", 2, 2, True)]
+    shown.update("a [red]b", 0, 8)
+    assert (bars.tasks[1].completed, bars.tasks[1].total) == (0, 8)
 
 
 def test_metrics_line_says_unknown_where_a_number_is_missing():

@@ -60,8 +60,7 @@ def test_scores_are_those_of_bm25() -> None:
     idf = math.log(1 + (4 - 2 + 0.5) / (2 + 0.5))  # "vair" is on two pages
     frequencies = [1, 1, 0, 0]
     expected = [
-        idf * tf / (tf + 1.2 * (1 - 0.5 + 0.5 * length / mean))
-        for tf, length in zip(frequencies, lengths, strict=True)
+        idf * tf / (tf + 1.2 * (1 - 0.5 + 0.5 * length / mean)) for tf, length in zip(frequencies, lengths, strict=True)
     ]
     scores = corpus.index.get_scores(["vair"])
     np.testing.assert_allclose(scores, expected, rtol=1e-6)

@@ -137,9 +137,7 @@ def test_musique(tmp_path: Path) -> None:
         answers=("Tom Ek", "T. Ek"),
         meta={"type": "2hop", "level": None, "supporting_titles": ["Vark", "Ek Motors"]},
     )
-    assert [(q.id, q.answers, q.meta["type"]) for q in questions[1:]] == [
-        ("3hop1__1_2_3", ("Tom Ek",), "3hop1")
-    ]
+    assert [(q.id, q.answers, q.meta["type"]) for q in questions[1:]] == [("3hop1__1_2_3", ("Tom Ek",), "3hop1")]
     assert [(p.title, p.text) for p in passages] == [
         ("Ek Motors", "Ek Motors is led by Tom Ek."),
         ("Rope", "Rope is long."),
@@ -177,9 +175,7 @@ def test_an_import_is_what_the_folder_then_holds(format: str, tmp_path: Path) ->
 
 def test_splits_meet_in_one_folder_and_a_second_import_changes_nothing(tmp_path: Path) -> None:
     train = save(tmp_path / "train.json", [HOTPOT])
-    dev = save(
-        tmp_path / "dev.json", [{**HOTPOT, "_id": "d", "context": [HOTPOT["context"][0], ["New", ["Page."]]]}]
-    )
+    dev = save(tmp_path / "dev.json", [{**HOTPOT, "_id": "d", "context": [HOTPOT["context"][0], ["New", ["Page."]]]}])
     import_dataset("hotpotqa", train, tmp_path / "out", split="train")
     first = import_dataset("hotpotqa", dev, tmp_path / "out", split="dev")
     assert [(q.id, q.meta["split"]) for q in first[0]] == [("5a8b", "train"), ("d", "dev")]

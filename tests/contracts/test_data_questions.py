@@ -24,9 +24,7 @@ from cotrain.data.world import generate
 from cotrain.errors import DataError
 from cotrain.types import Passage, Question
 
-LINE = (
-    '{"id": "a", "question": "Who?", "answers": ["Mira", "M."], "type": "bridge", "supporting_titles": ["P"]}'
-)
+LINE = '{"id": "a", "question": "Who?", "answers": ["Mira", "M."], "type": "bridge", "supporting_titles": ["P"]}'
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -39,9 +37,7 @@ def ask(id: str, **meta: object) -> Question:
 
 
 def test_a_line_becomes_a_question(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "q.jsonl", LINE, "", '{"id": "b", "question": "Où\u2028?", "answers": ["Zürich"]}'
-    )
+    path = write(tmp_path / "q.jsonl", LINE, "", '{"id": "b", "question": "Où\u2028?", "answers": ["Zürich"]}')
     first, second = load_questions(path)
     assert first == Question(
         id="a", text="Who?", answers=("Mira", "M."), meta={"type": "bridge", "supporting_titles": ["P"]}
@@ -158,9 +154,7 @@ def test_select_refuses_what_is_not_there() -> None:
         select(questions, split="dev", ids=["b"])
     with pytest.raises(DataError, match="question a: asked for 2 times"):
         select(questions, ids=["a", "a"])
-    with pytest.raises(
-        DataError, match=r"split 'test': no question left \(splits there: 'dev': 1, 'train': 1\)"
-    ):
+    with pytest.raises(DataError, match=r"split 'test': no question left \(splits there: 'dev': 1, 'train': 1\)"):
         select(questions, split="test")
 
 
@@ -174,9 +168,7 @@ def test_load_set_takes_the_world_by_default() -> None:
 
 
 def test_load_set_takes_files(tmp_path: Path) -> None:
-    write_questions(
-        tmp_path / "q.jsonl", [ask("a", split="dev"), ask("b", split="dev"), ask("c", split="train")]
-    )
+    write_questions(tmp_path / "q.jsonl", [ask("a", split="dev"), ask("b", split="dev"), ask("c", split="train")])
     write_passages(tmp_path / "c.jsonl", [Passage(title="A", text="One two three.")])
     write(tmp_path / "ids.txt", "b", "", " a ")
     config = QuestionSet(
@@ -210,8 +202,6 @@ def test_unsupported_names_questions_without_all_their_pages() -> None:
 
 
 def test_reading_questions_loads_no_search_library() -> None:
-    code = (
-        "import sys, cotrain.data.importers, cotrain.data.world; print({'bm25s', 'torch'} & set(sys.modules))"
-    )
+    code = "import sys, cotrain.data.importers, cotrain.data.world; print({'bm25s', 'torch'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

@@ -240,20 +240,20 @@ def test_known_metrics_get_titles_unknown_ones_their_names_and_lines_their_owner
             "kind": "train",
             "step": 1,
             "agent/a/credit": 0.5,
-            "agent/b/credit": 0.25,
+            "agent/b/credit": -0.0,
             "agent/b/mood": 3,
             "agent/b/fault/bad_id": 0.125,
             "model/m/tokens_trained": 10,
-            "model/m/tokens_computed": 30,
+            "model/m/tokens_computed": 30_000,
             "model/m/version": 1,
             "agent/a/kl": None,
         }
     ]
     assert by_title(rows) == {
-        "Credit": {"a": "0.5", "b": "0.25"},
+        "Credit": {"a": "0.5", "b": "0"},
         "Faults by rule": {"b: bad_id": "0.125"},
         "mood": {"b": "3"},
-        "Tokens": {"m: trained": "10", "m: computed": "30"},
+        "Tokens": {"m: trained": "10", "m: computed": "30,000"},
     }
 
 

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cotrain.show import render_group, shorten, visible
+from cotrain.config import ModelConfig
+from cotrain.show import decoder, render_group, shorten, visible
 from cotrain.types import Completion, Group, Question, Trajectory, Turn
 
 
 def turn(prompt=(1, 2, 3), tokens=2, version=4, text="out", observation=None):
-    completion = Completion(
-        token_ids=(7,) * tokens, logprobs=(-0.5,) * tokens, version=version, stop="stop", text=text
-    )
+    completion = Completion(token_ids=(7,) * tokens, logprobs=(-0.5,) * tokens, version=version, stop="stop", text=text)
     return Turn(prompt_ids=prompt, completion=completion, observation=observation)
 
 
@@ -39,9 +38,7 @@ def group():
         step=3,
         strategy="round_robin",
         trajectories=(
-            trajectory(
-                "t.r1.b", "answerer", "0.1", output="Ann Bee", reads=("t.r0",), rewards={"shared": 1.0}
-            ),
+            trajectory("t.r1.b", "answerer", "0.1", output="Ann Bee", reads=("t.r0",), rewards={"shared": 1.0}),
             trajectory("t.r0", "rewriter", None, output="builder query", trainable=False),
             trajectory(
                 "t.r2.b",
@@ -88,8 +85,7 @@ def test_headline_names_question_gold_and_drops(group):
 def test_trunk_comes_before_its_rollouts(group):
     text = text_of(render_group(group, CREDITS, ADVANTAGES))
     order = [
-        text.index(part)
-        for part in ("pass 0", "trunk", "t.r0\n", "rollout 0.1", "t.r1.b", "rollout 0.2", "t.r2.b")
+        text.index(part) for part in ("pass 0", "trunk", "t.r0\n", "rollout 0.1", "t.r1.b", "rollout 0.2", "t.r2.b")
     ]
     assert order == sorted(order)
 
@@ -140,9 +136,7 @@ def test_turns_of_an_episode_are_numbered_with_their_observations(group):
         turn(text="search[x]", observation="found y", version=1),
         turn((1, 2, 3, 4), version=2, text="done"),
     )
-    text = text_of(
-        render_group(replace(group, trajectories=(trajectory("t", "main", "0.0", turns=turns),)), {}, {})
-    )
+    text = text_of(render_group(replace(group, trajectories=(trajectory("t", "main", "0.0", turns=turns),)), {}, {}))
     assert "turn 1 sampled: search[x]" in text
     assert "turn 1 observation: found y" in text
     assert "turn 2 prompt: (4 tokens)" in text
@@ -172,3 +166,31 @@ def test_shorten_keeps_both_ends():
     assert shorten("abcdefghij", 4) == "ab […6 characters…] ij"
     assert shorten("abcdefghij", 5) == "abc […5 characters…] ij"
     assert shorten("abcd", 4) == "abcd"
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A model's folder as far as a decoder looks at it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    (tmp_path / "config.json").write_text("{}")
+    Tokenizer(WordLevel({"zero": 0, "one": 1, "two": 2}, unk_token="zero")).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_decoder_reads_the_tokenizer_of_the_group_s_model(group, model_folder):
+    models = {"base": ModelConfig(path=str(model_folder)), "other": ModelConfig(path="nowhere")}
+    decode = decoder(models, group)
+    assert decode((2, 0, 1)) == "two zero one"
+
+
+def test_no_decoder_for_models_that_differ_or_are_gone(group, model_folder):
+    models = {"base": ModelConfig(path=str(model_folder)), "other": ModelConfig(path="smollm2-135m-instruct")}
+    mixed = replace(group, trajectories=(*group.trajectories, replace(group.trajectories[0], model="other")))
+    assert decoder(models, mixed) is None
+    assert decoder({"base": ModelConfig(path="./gone")}, group) is None
+    # Nothing is fetched: the packaged model is not in the tests' own cache.
+    assert decoder({"base": ModelConfig(path="smollm2-135m-instruct")}, group) is None
+    (model_folder / "tokenizer.json").unlink()
+    assert decoder({"base": ModelConfig(path=str(model_folder))}, group) is None

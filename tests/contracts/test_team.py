@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support import CharTokenizer, cast, chain, question, random_words, run
 
 from cotrain.engines.base import Cohort
 from cotrain.engines.scripted import ScriptedEngine
@@ -12,6 +11,7 @@ from cotrain.errors import InfrastructureError, ReplayError, WorkflowError
 from cotrain.sampling import Job, fork, fork_on_first, independent
 from cotrain.team import System, Team
 from cotrain.types import Agent
+from support import CharTokenizer, cast, chain, question, random_words, run
 
 
 def job(system, script=random_words, tools=None, **settings):
@@ -184,7 +184,9 @@ def test_a_prompt_beyond_the_context_is_counted_gives_no_sample_and_its_empty_ou
     long = replace(work, question=replace(question(), text="x" * 40))
     group = run(fork_on_first(long))
     assert dict(group.dropped) == {"context_full": 8}
-    assert {(t.output, t.status, t.trainable, len(t.turns)) for t in group.trajectories} == {("", "truncated", False, 0)}
+    assert {(t.output, t.status, t.trainable, len(t.turns)) for t in group.trajectories} == {
+        ("", "truncated", False, 0)
+    }
 
 
 @pytest.mark.parametrize("strategy", [fork_on_first, independent])

@@ -75,9 +75,7 @@ def test_equal_seeds_give_equal_intervals_and_others_do_not():
 
 def test_chunks_of_resamples_lose_nothing(monkeypatch):
     values = [0.0, 0.0, 0.0, 4.0]
-    monkeypatch.setattr(
-        "cotrain.evaluate._DRAWS_AT_ONCE", 4 * 7
-    )  # 7 resamples at a time; 20,000 is no multiple
+    monkeypatch.setattr("cotrain.evaluate._DRAWS_AT_ONCE", 4 * 7)  # 7 resamples at a time; 20,000 is no multiple
     interval = bootstrap(values, resamples=20_000, seed=0)
     assert (interval.low, interval.high) == (0.0, 3.0)
 
@@ -99,9 +97,7 @@ def test_intervals_cover_the_true_mean_95_percent_of_the_time(shape):
 def test_the_interval_lies_inside_the_values_and_around_the_mean(values, seed):
     interval = bootstrap(values, resamples=50, seed=seed)
     tolerance = 1e-9 * max(map(abs, values))  # a mean of equal floats may round
-    assert (
-        min(values) - tolerance <= interval.low <= interval.mean <= interval.high <= max(values) + tolerance
-    )
+    assert min(values) - tolerance <= interval.low <= interval.mean <= interval.high <= max(values) + tolerance
 
 
 @pytest.mark.parametrize(

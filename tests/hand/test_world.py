@@ -57,9 +57,7 @@ def read_pages(world: World) -> dict[str, dict[str, set[str]]]:
         for sentence in re.findall(r"[^.]+\.", passage.text):
             readings = [(name, p.fullmatch(sentence.strip())) for name, p in STATEMENTS]
             found = [
-                (name, m["o"])
-                for name, m in readings
-                if m and m.groupdict().get("s", passage.title) == passage.title
+                (name, m["o"]) for name, m in readings if m and m.groupdict().get("s", passage.title) == passage.title
             ]
             found = [(name, value) for name, value in found if value in names]
             assert found or any(p.fullmatch(sentence.strip()) for p in NOISE), sentence
@@ -123,9 +121,7 @@ def test_hops_and_splits_are_even() -> None:
 
 
 def test_questions_differ_and_none_is_in_both_splits(world: World) -> None:
-    assert (
-        len({q.text for q in world.questions}) == len({q.id for q in world.questions}) == len(world.questions)
-    )
+    assert len({q.text for q in world.questions}) == len({q.id for q in world.questions}) == len(world.questions)
     chains = [(q.supporting_titles[0], *q.meta["relations"]) for q in world.questions]
     assert len(set(chains)) == len(chains)
 
@@ -165,9 +161,7 @@ def test_a_world_depends_on_its_settings_alone() -> None:
     expected = hashlib.sha256(repr((here.passages, here.questions)).encode()).hexdigest()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-        )
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == expected
     assert generate(WorldConfig(seed=1)).passages != generate(WorldConfig(seed=0)).passages
 
@@ -208,9 +202,7 @@ def test_no_hops_are_refused() -> None:
 
 def test_values_stay_apart_from_filler() -> None:
     assert not set(THINGS) & set(PROFESSIONS)
-    assert not any(
-        word in sentence.split() for word in PROFESSIONS for f in FILLER.values() for sentence in f
-    )
+    assert not any(word in sentence.split() for word in PROFESSIONS for f in FILLER.values() for sentence in f)
     assert all(profession[0] not in "aeiou" for profession in PROFESSIONS)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from support import GOLD, cast, chain, question, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from cotrain.advantages import group_relative, population_std
 from cotrain.rewards import credits, f1, propagate, score
 from cotrain.sampling import Job, fork, fork_on_first, independent, round_robin
 from cotrain.types import CreditRule
+from support import GOLD, cast, chain, question, run
 
 SEEDS = st.integers(0, 10**6)
 SIZES = st.integers(2, 6)
@@ -196,7 +196,9 @@ def test_one_agents_penalty_changes_no_other_agents_advantage(seed, size, punish
     _, _, free = judged(group)
     _, _, fined = judged(group, {punished: CreditRule(penalty=-0.7)})
     others = {t.id for t in group.trajectories if t.agent != punished}
-    assert {k: v for k, v in free.values.items() if k in others} == {k: v for k, v in fined.values.items() if k in others}
+    assert {k: v for k, v in free.values.items() if k in others} == {
+        k: v for k, v in fined.values.items() if k in others
+    }
 
 
 def test_under_full_propagation_a_penalty_reaches_those_whom_the_reader_read():

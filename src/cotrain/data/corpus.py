@@ -28,16 +28,12 @@ from cotrain.data.questions import load_passages
 from cotrain.errors import DataError
 from cotrain.types import Passage
 
-logging.getLogger("bm25s").setLevel(
-    logging.WARNING
-)  # it sets DEBUG, which any handler of the user's would print
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, which any handler of the user's would print
 
 Search = Callable[[str, int], list[Passage]]
 """(query, count) -> at most `count` passages, best first."""
 
-_INDEX_FORMAT = (
-    "1: title. text, lower case, words of two letters, english stop words, snowball english, lucene"
-)
+_INDEX_FORMAT = "1: title. text, lower case, words of two letters, english stop words, snowball english, lucene"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,9 +72,7 @@ class Corpus:
         try:
             index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, EOFError, ValueError, KeyError) as error:
-            raise DataError(
-                f"index {folder}", f"damaged: {error}", "Delete that folder; it is built anew"
-            ) from None
+            raise DataError(f"index {folder}", f"damaged: {error}", "Delete that folder; it is built anew") from None
         return cls(passages, folder, index)
 
     def __len__(self) -> int:
@@ -97,9 +91,7 @@ class Corpus:
             return []
         scores = self.index.get_scores_from_ids(token_ids)
         hits = np.flatnonzero(scores > 0)
-        if (
-            len(hits) > count
-        ):  # keeps all that tie with the last place, so that the cut is made in corpus order
+        if len(hits) > count:  # keeps all that tie with the last place, so that the cut is made in corpus order
             hits = hits[scores[hits] >= np.partition(scores[hits], -count)[-count]]
         best = hits[np.argsort(-scores[hits], kind="stable")][:count]
         return [self.passages[i] for i in best]
@@ -174,9 +166,7 @@ def _build(folder: Path, passages: Sequence[Passage], config: CorpusConfig) -> N
     index = bm25s.BM25(k1=config.k1, b=config.b, method="lucene", backend="numpy")
     tokens = _tokens([f"{passage.title}. {passage.text}" for passage in passages])
     if not any(tokens):
-        raise DataError(
-            "corpus", "no passage has a word to index", "Give passages with other than stop words"
-        )
+        raise DataError("corpus", "no passage has a word to index", "Give passages with other than stop words")
     index.index(tokens, create_empty_token=False, show_progress=False)
     part = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     try:
@@ -185,8 +175,6 @@ def _build(folder: Path, passages: Sequence[Passage], config: CorpusConfig) -> N
     except OSError as error:
         if not folder.exists():  # else another process was faster, and its index is as good
             found = f"cannot be written: {error.strerror or error}"
-            raise DataError(
-                f"index {folder}", found, "Set corpus.cache or COTRAIN_CACHE to another folder"
-            ) from None
+            raise DataError(f"index {folder}", found, "Set corpus.cache or COTRAIN_CACHE to another folder") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -32,9 +32,7 @@ Imported = tuple[list[Question], list[Passage]]
 """Questions and the passages that came with them."""
 
 
-def import_dataset(
-    format: Format, source: Path | str, target: Path | str, *, split: str | None = None
-) -> Imported:
+def import_dataset(format: Format, source: Path | str, target: Path | str, *, split: str | None = None) -> Imported:
     """Read an official file and write `questions.jsonl` and `corpus.jsonl` into the folder `target`.
 
     `split` becomes every question's `split`; None leaves what the file says (only plain files say it). A folder that
@@ -157,9 +155,7 @@ def _2wikimultihopqa(record: Record, number: str) -> tuple[Question, list[Passag
 def _musique(record: Record, _: str) -> tuple[Question | None, list[Passage]]:
     id = text(record, "id")
     paragraphs = records(record, "paragraphs")
-    passages = [
-        Passage(title=text(p, "title"), text=_collapse(text(p, "paragraph_text"))) for p in paragraphs
-    ]
+    passages = [Passage(title=text(p, "title"), text=_collapse(text(p, "paragraph_text"))) for p in paragraphs]
     if not record.values.get("answerable", True):
         return None, passages
     supports = {
@@ -189,20 +185,13 @@ def _plain(record: Record, number: str) -> tuple[Question, list[Passage]]:
 def _answers(record: Record, id: str) -> tuple[str, ...]:
     if not record.values.get("answer"):
         found = f"no gold answer ('answer' is {record.values.get('answer')!r})"
-        raise DataError(
-            f"{record.where}, question {id}", found, "Import a file with answers, not a test file"
-        )
+        raise DataError(f"{record.where}, question {id}", found, "Import a file with answers, not a test file")
     return (text(record, "answer"),)
 
 
 def _title(record: Record, key: str, entry: object) -> str:
     """The title of an entry [title, ...] of the list `key`."""
-    if (
-        not isinstance(entry, list)
-        or len(entry) != 2
-        or not isinstance(entry[0], str)
-        or not entry[0].strip()
-    ):
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str) or not entry[0].strip():
         found = f"an entry of '{key}' is {shorten(entry)}"
         raise DataError(record.where, found, f"Make each entry of '{key}' a pair that begins with a title")
     return html.unescape(entry[0])

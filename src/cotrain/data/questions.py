@@ -53,9 +53,7 @@ def load_passages(path: Path | str) -> list[Passage]:
     Raises:
         DataError: a missing file, a malformed line, a passage without title or text, or no passage at all.
     """
-    passages = [
-        Passage(title=text(record, "title"), text=text(record, "text")) for record in read_lines(path)
-    ]
+    passages = [Passage(title=text(record, "title"), text=text(record, "text")) for record in read_lines(path)]
     if not passages:
         raise DataError(str(path), "no passages in it", "Give a file with one passage a line")
     return passages
@@ -99,9 +97,7 @@ def select(
         for id, count in Counter(ids).items():
             if id not in by_id:
                 within = f"split '{split}'" if split is not None else "the questions"
-                raise DataError(
-                    f"question {id}", f"asked for, but not in {within}", "Correct the list of ids"
-                )
+                raise DataError(f"question {id}", f"asked for, but not in {within}", "Correct the list of ids")
             if count > 1:
                 raise DataError(f"question {id}", f"asked for {count} times", "List each id once")
         kept = [by_id[id] for id in ids]
@@ -109,9 +105,7 @@ def select(
     if not kept:
         splits = Counter(str(question.meta.get("split")) for question in questions)
         found = ", ".join(f"'{name}': {count}" for name, count in sorted(splits.items())) or "none"
-        raise DataError(
-            f"split '{split}'", f"no question left (splits there: {found})", "Choose a split that exists"
-        )
+        raise DataError(f"split '{split}'", f"no question left (splits there: {found})", "Choose a split that exists")
     return kept
 
 
@@ -150,9 +144,7 @@ def require_unique(questions: Iterable[Question], where: str) -> None:
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
-            raise DataError(
-                f"{where}, question {question.id}", "its id comes twice", "Give each question its own id"
-            )
+            raise DataError(f"{where}, question {question.id}", "its id comes twice", "Give each question its own id")
         seen.add(question.id)
 
 

@@ -62,9 +62,7 @@ def read_records(path: Path | str) -> Iterator[Record]:
         raise DataError(str(path), f"not UTF-8: {error}", "Save the file as UTF-8") from None
     except json.JSONDecodeError as error:
         place = f"{path} line {error.lineno}"
-        raise DataError(
-            place, f"not JSON: {error.msg} at column {error.colno}", "Mend the file there"
-        ) from None
+        raise DataError(place, f"not JSON: {error.msg} at column {error.colno}", "Mend the file there") from None
     for number, value in enumerate(values, start=1):
         yield _as_record(f"{path} record {number}", value)
 
@@ -72,12 +70,8 @@ def read_records(path: Path | str) -> Iterator[Record]:
 def unreadable(path: Path | str, error: OSError) -> DataError:
     """What to raise when the operating system refuses a file."""
     if isinstance(error, FileNotFoundError):
-        return DataError(
-            str(path), "no such file", "Check the path; relative ones start at the working directory"
-        )
-    return DataError(
-        str(path), f"cannot be read: {error.strerror or error}", "Check the path and its permissions"
-    )
+        return DataError(str(path), "no such file", "Check the path; relative ones start at the working directory")
+    return DataError(str(path), f"cannot be read: {error.strerror or error}", "Check the path and its permissions")
 
 
 def text(record: Record, key: str) -> str:
@@ -120,9 +114,7 @@ def records(record: Record, key: str) -> tuple[Record, ...]:
     Raises:
         DataError: it is missing or something else.
     """
-    return tuple(
-        _as_record(f"{record.where}, {key}[{i}]", value) for i, value in enumerate(items(record, key))
-    )
+    return tuple(_as_record(f"{record.where}, {key}[{i}]", value) for i, value in enumerate(items(record, key)))
 
 
 def write_lines(path: Path | str, values: Iterable[Mapping[str, object]]) -> None:
@@ -141,9 +133,7 @@ def write_lines(path: Path | str, values: Iterable[Mapping[str, object]]) -> Non
                     file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
                 except (TypeError, ValueError) as error:
                     found = f"JSON cannot hold {shorten(value)}: {error}"
-                    raise DataError(
-                        f"{path} line {number}", found, "Keep to strings, numbers, lists, maps"
-                    ) from None
+                    raise DataError(f"{path} line {number}", found, "Keep to strings, numbers, lists, maps") from None
         os.replace(part, path)
     except OSError as error:
         found = f"cannot be written: {error.strerror or error}"
@@ -179,7 +169,5 @@ def _checked(where: str, key: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(
-            where, f"'{key}' holds half of a surrogate pair", "Mend the text's encoding"
-        ) from None
+        raise DataError(where, f"'{key}' holds half of a surrogate pair", "Mend the text's encoding") from None
     return value

@@ -238,11 +238,7 @@ def _questions(config: WorldConfig, facts: _Facts, passages: tuple[Passage, ...]
         hops = config.hops[i % len(config.hops)]
         for _ in range(_MAX_TRIES):
             walk = _walk(rng, facts, rng.choice(starts), hops)
-            if (
-                walk
-                and (walk.titles[0], *walk.relations) not in asked[hops]
-                and not _has_shortcut(walk, texts)
-            ):
+            if walk and (walk.titles[0], *walk.relations) not in asked[hops] and not _has_shortcut(walk, texts):
                 break
         else:
             found = f"{config.entities} pages gave only {len(asked[hops])} questions of {hops} hops"

@@ -29,8 +29,8 @@ from cotrain.packing import packs, prefix_tree, tree_mask
 from cotrain.render import Tokenizer
 from cotrain.types import Completion, Stop
 
-TOKENS_PER_PREFILL = 1024
-"""Prompt tokens that go through the network at once: enough to keep it busy, few enough for a T x T mask."""
+TOKENS_PER_PREFILL = 512
+"""Prompt tokens that go through the network at once: enough to keep it busy; attention costs the square of it."""
 
 
 @dataclass(slots=True, eq=False)

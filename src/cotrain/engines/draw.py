@@ -4,7 +4,7 @@ Guarantees: equal keys draw equal noise, whatever runs beside them; recorded log
 distribution at the sampling temperature, before any top-p cut.
 Does not decide when a completion ends.
 
-Legend: B rows, V vocabulary, N tokens of one request.
+Legend: B rows, V vocabulary, K blocks of S tokens, N tokens of one request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 
 def noise(key: tuple[str | int, ...], count: int) -> NDArray[np.float64]:
@@ -46,9 +47,9 @@ def draw(logits_BV: Tensor, temperatures_B: Tensor, top_p_B: Tensor, noise_B: Te
     cut_B = (top_p_B < 1) & ~greedy_B
     if bool(cut_B.any()):
         probs_BV[cut_B] = _nucleus(probs_BV[cut_B], top_p_B[cut_B])
-    ids_B = logprobs_BV.argmax(dim=-1)
-    if not bool(greedy_B.all()):
-        ids_B = torch.where(greedy_B, ids_B, _invert(probs_BV, noise_B))
+    ids_B = _invert(probs_BV, noise_B)
+    if bool(greedy_B.any()):
+        ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
 
 
@@ -62,9 +63,23 @@ def _nucleus(probs_BV: Tensor, top_p_B: Tensor) -> Tensor:
 
 
 def _invert(weights_BV: Tensor, noise_B: Tensor) -> Tensor:
-    """The first index per row at which the sum of weights exceeds noise times their total."""
-    sums_BV = weights_BV.cumsum(dim=-1, dtype=torch.float64)
-    totals_B = sums_BV[:, -1]
-    # Rounding must not lift a target onto the total, where no token with any weight would be left to take it.
-    targets_B = torch.minimum(noise_B * totals_B, torch.nextafter(totals_B, torch.zeros_like(totals_B)))
-    return torch.searchsorted(sums_BV, targets_B[:, None], right=True)[:, 0].clamp(max=weights_BV.shape[1] - 1)
+    """The first index per row at which the sum of weights exceeds noise times their total, summed in float64.
+
+    In two levels, blocks of the vocabulary and then tokens of one block: a float64 sum over all of it takes longer.
+    """
+    num_rows, size = len(weights_BV), 256
+    blocks_BKS = functional.pad(weights_BV, (0, -weights_BV.shape[1] % size)).view(num_rows, -1, size)
+    sums_BK = blocks_BKS.sum(dim=-1, dtype=torch.float64)
+    block_B, rest_B = _locate(sums_BK, noise_B * sums_BK.sum(dim=-1))
+    token_B, _ = _locate(blocks_BKS[torch.arange(num_rows, device=block_B.device), block_B].double(), rest_B)
+    return (block_B * size + token_B).clamp(max=weights_BV.shape[1] - 1)  # NaN would lead into the padding
+
+
+def _locate(weights_BK: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index at which the running sum exceeds the target, and what the sum before it leaves of the target."""
+    sums_BK = weights_BK.cumsum(dim=-1)
+    # Rounding must not lift a target onto the total, where no weight would be left to take it.
+    targets_B = torch.minimum(targets_B, torch.nextafter(sums_BK[:, -1], torch.zeros_like(targets_B)))
+    index_B1 = torch.searchsorted(sums_BK, targets_B[:, None], right=True).clamp(max=sums_BK.shape[1] - 1)
+    before_B1 = sums_BK.gather(1, index_B1) - weights_BK.gather(1, index_B1)
+    return index_B1[:, 0], (targets_B - before_B1[:, 0]).clamp(min=0)

@@ -43,10 +43,11 @@ class KVSlots:
             old = self._kv
             self._allocate(old[:, 0, 0], old.shape[0])
             self._kv[:, :, :rows, :, :tokens] = old
+            self._kv[:, :, :rows, :, tokens:] = 0
 
     def _allocate(self, like_NHPD: Tensor, num_layers: int) -> None:
         _, heads, _, size = like_NHPD.shape
-        self._kv = like_NHPD.new_zeros((num_layers, 2, self._size[0], heads, self._size[1], size))
+        self._kv = like_NHPD.new_empty((num_layers, 2, self._size[0], heads, self._size[1], size))
         self._layers = [(layer[0], layer[1]) for layer in self._kv]
 
     def put(self, keys_NHPD: Tensor, values_NHPD: Tensor, rows: Sequence[int]) -> None:

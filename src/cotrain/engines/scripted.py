@@ -7,16 +7,33 @@ and gives every token the log-prob 0.0, as if the script were the only thing it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cotrain.engines.base import Cohort, Request
 from cotrain.engines.waves import WaitingRoom, cut_at_stop, room_for
-from cotrain.render import Tokenizer
 from cotrain.types import Completion, Stop
 
 Script = Callable[[str, Request], str]
 """(text of the prompt, request) -> the text to answer; what it raises, the caller of `generate` gets."""
+
+
+class TextTokenizer(Protocol):
+    """The part of a tokenizer that a script needs: any transformers tokenizer, or a toy."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that ends an answer, if there is one."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """Text to ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Ids to text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,14 +47,14 @@ class ScriptedEngine:
 
     Args:
         script: what to answer; the prompt's text still has its control tokens.
-        tokenizer: turns answers into ids; its end token closes every answer that fits.
+        tokenizer: turns answers into ids, control tokens in them included; its end token closes each one that fits.
         context: most tokens of a prompt and its completion together.
         version: the version that completions carry; plain attribute.
         record: keep the requests, in the order of the calls, in `requests`.
     """
 
     def __init__(
-        self, script: Script, tokenizer: Tokenizer, *, context: int = 4096, version: int = 0, record: bool = True
+        self, script: Script, tokenizer: TextTokenizer, *, context: int = 4096, version: int = 0, record: bool = True
     ) -> None:
         self.script, self.tokenizer, self.record = script, tokenizer, record
         self.context, self.version = context, version
@@ -68,7 +85,7 @@ class ScriptedEngine:
         said = self.script(self.tokenizer.decode(request.prompt_ids, skip_special_tokens=False), request)
         cut = cut_at_stop(said, request.params.stop)
         text, through = cut or (said, said)
-        ids = list(self.tokenizer.backend_tokenizer.encode(through, add_special_tokens=False).ids)
+        ids = list(self.tokenizer.encode(through, add_special_tokens=False))
         if cut is None and self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
         stop: Stop = "stop"

@@ -12,36 +12,42 @@ from collections.abc import Mapping, Sequence
 from cotrain.team import System, Team
 from cotrain.types import Agent, Passage, Question, SamplingParams, Trajectory
 
+REWRITER_SYSTEM = "You write search queries."
 REWRITER = """\
 Question: {question}
 
-Write a search query that finds the facts needed to answer the question. Write only the query, on one line. \
-If you need several queries, write each on its own line, at most four."""
+Write one short search query that finds the facts for the answer. Write nothing else. \
+If one is not enough, write up to four, each on its own line."""
 
+RERANKER_SYSTEM = "You pick passages by their numbers."
 RERANKER = """\
 {passages}
 
 Question: {question}
 
-Which passages help to answer the question? Reply only with their numbers, like this: [2] [1]"""
+Which passages help to answer the question? Reply with their numbers only, like this: [2] [1]"""
 
+ANSWERER_SYSTEM = "You answer with a few words only."
 ANSWERER = """\
+Read this.
 {passages}
 
 Question: {question}
+Give only the answer."""
 
-Answer with the shortest phrase that is correct, at most five words."""
-
-MAX_QUERIES, MAX_QUERY_CHARACTERS, MAX_ANSWER_WORDS = 4, 300, 30
+MAX_QUERIES, MAX_QUERY_CHARACTERS = 4, 300
 
 
-def search_pipeline(*, num_passages: int = 10, num_picks: int = 3, passage_words: int = 60) -> System:
+def search_pipeline(
+    *, num_passages: int = 10, num_picks: int = 3, passage_words: int = 60, answer_words: int = 30
+) -> System:
     """The system.
 
     Args:
         num_passages: passages retrieved over all queries.
         num_picks: most passages that the answerer sees.
         passage_words: passages are cut to this many words.
+        answer_words: an answer of more words than this is a fault.
     """
 
     async def run(team: Team, question: Question) -> Trajectory:
@@ -61,15 +67,33 @@ def search_pipeline(*, num_passages: int = 10, num_picks: int = 3, passage_words
             question=question.text,
             passages=Passages([found[i] for i in picks[:num_picks]], passage_words),
             reads=[reranker],
-            check=answer_faults,
+            check=lambda output: answer_faults(output, answer_words),
         )
 
     return System(
         run=run,
         agents=(
-            Agent(name="rewriter", model="base", prompt=REWRITER, sampling=SamplingParams(max_tokens=48)),
-            Agent(name="reranker", model="base", prompt=RERANKER, sampling=SamplingParams(max_tokens=24)),
-            Agent(name="answerer", model="base", prompt=ANSWERER, sampling=SamplingParams(max_tokens=32)),
+            Agent(
+                name="rewriter",
+                model="base",
+                system=REWRITER_SYSTEM,
+                prompt=REWRITER,
+                sampling=SamplingParams(max_tokens=48),
+            ),
+            Agent(
+                name="reranker",
+                model="base",
+                system=RERANKER_SYSTEM,
+                prompt=RERANKER,
+                sampling=SamplingParams(max_tokens=24),
+            ),
+            Agent(
+                name="answerer",
+                model="base",
+                system=ANSWERER_SYSTEM,
+                prompt=ANSWERER,
+                sampling=SamplingParams(max_tokens=32),
+            ),
         ),
         penalties={"rewriter": -0.5, "reranker": -1.0, "answerer": -1.0},
         demonstrate=demonstrate,
@@ -131,9 +155,9 @@ def _ids(output: str) -> list[str]:
     return [word[1:-1] if word.startswith("[") and word.endswith("]") else word for word in spaced.split()]
 
 
-def answer_faults(output: str) -> list[str]:
-    """`no_answer`, `long_answer` (more than 30 words)."""
-    faults = {"no_answer": not output.strip(), "long_answer": len(output.split()) > MAX_ANSWER_WORDS}
+def answer_faults(output: str, most_words: int) -> list[str]:
+    """`no_answer`, `long_answer` (more than `most_words` words)."""
+    faults = {"no_answer": not output.strip(), "long_answer": len(output.split()) > most_words}
     return [name for name, broken in faults.items() if broken]
 
 
