@@ -88,7 +88,6 @@ def train(
         run.step = run.saved = int(str(state["step"]))
         run.best = _best(state["best"])
         runs.rewind(folder, run.step)
-        _set_versions(run)
     else:
         runs.rewind(folder, -1)
     with _interrupts() as stop:
@@ -195,6 +194,8 @@ async def _train_step(run: Run) -> None:
     step, times = run.step + 1, _Times()
     config = run.config
     questions = questions_of_step(run.questions, step, config.sampling.questions_per_step, config.loop.seed)
+    for name, trainer in run.trainers.items():
+        run.cast.engines[name].version = trainer.version
     with times("rollout"):
         groups = await rollouts(run.plan, run.roster, questions, step)
     try:
@@ -209,7 +210,6 @@ async def _train_step(run: Run) -> None:
         for name, samples in samples_by_model(records, list(config.models)).items():
             if name in run.trainers:
                 metrics |= run.trainers[name].update(samples)
-    _set_versions(run)
     run.step = step
     _tell(run, metrics | times.metrics())
 
@@ -256,11 +256,6 @@ def _save(run: Run) -> None:
 def _tell(run: Run, metrics: Metrics) -> None:
     runs.append_metrics(run.folder, metrics)
     run.on_metrics(metrics)
-
-
-def _set_versions(run: Run) -> None:
-    for name, trainer in run.trainers.items():
-        run.cast.engines[name].version = trainer.version
 
 
 class _Times:

@@ -50,7 +50,7 @@ def test_tools_are_recorded_and_replayed_and_run_once_per_trunk_and_once_per_bra
         between = await team.use("count", "between", first.output)
         return await team.ask("b", said=between, reads=[first])
 
-    work, engine = job(system_of(workflow, "a", "b"), tools={"count": count})
+    work, _ = job(system_of(workflow, "a", "b"), tools={"count": count})
     branches = run(fork(work, at=1, size=3))
     assert len(calls) == 2  # the whole record is before the fork
     assert len({t.turns[0].prompt_ids for t in branches.trajectories if t.agent == "b"}) == 1

@@ -57,7 +57,7 @@ class Cohort:
         self._notify()
 
     def resume(self, count: int) -> None:
-        """Note that `count` waiting coroutines got their completions (called by engines, before they run on)."""
+        """Note that the requests of `count` waiting coroutines have been taken up (called by engines)."""
         self.waiting -= count
 
     @property

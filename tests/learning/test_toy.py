@@ -1,0 +1,74 @@
+"""A tiny random model must get better at a two-agent toy, under each strategy, in a fixed number of updates."""
+
+import asyncio
+from statistics import fmean
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cotrain.advantages import group_relative
+from cotrain.config import LossConfig, ModelConfig, OptimizerConfig
+from cotrain.engines.local import LocalEngine
+from cotrain.loops import questions_of_step, samples_by_model, together
+from cotrain.models import LoadedModel
+from cotrain.rewards import credits, propagate, score
+from cotrain.runs import GroupRecord
+from cotrain.sampling import Job, fork_on_first, independent, round_robin
+from cotrain.team import Roster
+from cotrain.trainer import Trainer
+from cotrain.types import Question
+from support import CharRenderer, CharTokenizer
+from toy import toy
+
+UPDATES, QUESTIONS, GROUP = 25, 4, 6
+
+
+def letters(answer, golds):
+    """The share of the answer's six places that hold an 'a' or a 'b': 2/128 for a random model."""
+    return sum(c in "ab" for c in answer) / 6
+
+
+@pytest.mark.parametrize("strategy", [fork_on_first, round_robin(), independent], ids=["first", "robin", "independent"])
+def test_the_team_improves(strategy, tmp_path):
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=128, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )  # fmt: skip
+    network = LlamaForCausalLM(shape).eval()
+    config = ModelConfig(optimizer=OptimizerConfig(lr=1e-2))
+    model = LoadedModel(
+        name="base", config=config, folder=tmp_path, network=network, tokenizer=CharTokenizer(), context=256,
+        end_ids=frozenset({0}), has_adapter=False,
+    )  # fmt: skip
+    engine = LocalEngine(network, CharTokenizer(), end_ids=model.end_ids, context=256)
+    trainer = Trainer(model, config, LossConfig(beta=0.0), total_steps=UPDATES)
+    trainer.begin_rl()
+    system = toy()
+    roster = Roster(
+        agents={a.name: a for a in system.agents}, engines={"base": engine}, renderers={"base": CharRenderer()}
+    )
+    questions = [Question(id=f"q{i}", text=f"say {i}", answers=("",)) for i in range(QUESTIONS)]
+
+    async def step(number):
+        def job(question, cohort):
+            work = Job(system=system, roster=roster, question=question, step=number, group_size=GROUP, cohort=cohort)
+            return strategy(work)
+
+        groups = await together(job, questions_of_step(questions, number, QUESTIONS, 0), "step")
+        records = []
+        for group in groups:
+            scored = propagate(score(group, letters), {})
+            credit = credits(scored, {})
+            advantages = group_relative(scored.trajectories, credit).values
+            records.append(GroupRecord(group=scored, credits=credit, advantages=advantages))
+        trainer.update(samples_by_model(records, ["base"])["base"])
+        return fmean(r.credits[t.id] for r in records for t in r.group.sinks())
+
+    async def learn():
+        return [await step(number) for number in range(1, UPDATES + 1)]
+
+    rewards = asyncio.run(learn())
+    first, last = fmean(rewards[:5]), fmean(rewards[-5:])
+    assert first < 0.15
+    assert last > first + 0.2, rewards
