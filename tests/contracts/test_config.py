@@ -66,6 +66,6 @@ def test_defaults_are_a_valid_run():
 
 
 def test_importing_the_package_and_its_configuration_loads_no_torch():
-    code = "import sys, cotrain, cotrain.config, cotrain.team, cotrain.sampling, cotrain.cli; print('torch' in sys.modules)"
+    code = "import sys, cotrain, cotrain.config, cotrain.sampling, cotrain.cli; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

@@ -33,7 +33,8 @@ def letters(answer, golds):
 def test_the_team_improves(strategy, tmp_path):
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=128, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=128, hidden_size=48, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     network = LlamaForCausalLM(shape).eval()
     config = ModelConfig(optimizer=OptimizerConfig(lr=1e-2))
