@@ -57,10 +57,13 @@ def train(
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"run {out}", "it is not empty", "Add --resume to go on, or choose another --out")
     chosen = load_config(config or (out / "config.toml" if resume else None), settings or ())
+    from cotrain.report import gains
     from cotrain.train import train as run
 
     with display() as shown:
         run(chosen, out, resume=resume, progress=shown.update, on_metrics=lambda row: shown.say(metrics_line(row)))
+    for table in gains(out, resamples=chosen.eval.bootstrap, seed=chosen.loop.seed):
+        Console().print(table)
     print(f"report: {out / 'report.html'}")
 
 

@@ -8,6 +8,7 @@ not there yet is said to be missing. It computes no metric of training; it draws
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -15,12 +16,21 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from rich.table import Table
 
 from cotrain import curves
 from cotrain.config import RunConfig, load_config
 from cotrain.curves import in_order, set_of, step_of
 from cotrain.errors import CotrainError, DataError
-from cotrain.evaluate import SCORE_NAMES, SCORES, UNTRAINED, Comparison, compare, compare_types
+from cotrain.evaluate import (
+    SCORE_NAMES,
+    SCORES,
+    UNTRAINED,
+    Comparison,
+    compare,
+    compare_types,
+    comparison_table,
+)
 from cotrain.runs import GroupRecord, Metrics, read_groups, read_metrics, read_predictions
 from cotrain.show import rollouts_of, shorten, visible
 from cotrain.types import Trajectory
@@ -104,18 +114,46 @@ def _status(train: Sequence[Metrics], config: RunConfig | None) -> str:
 
 
 def _outcomes(folder: Path, held_out: Sequence[Metrics], config: RunConfig | None) -> list[dict[str, object]]:
-    """Of each set: the first evaluation against the last; with a warm-up, also the end of it against the last."""
+    """Of each set: what the warm-up gained, if there was one, and what RL has gained so far."""
     outcomes: list[dict[str, object]] = []
+    for name, start, end in stretches(held_out):
+        if start == end:
+            outcomes.append({"name": name, "caption": f"{_moment(start)}; no later evaluation yet", "rows": []})
+        else:
+            outcomes.append({"name": name} | _outcome(folder, start, end, config))
+    return outcomes
+
+
+def stretches(held_out: Sequence[Metrics]) -> list[tuple[str, tuple[str, int], tuple[str, int]]]:
+    """(set, start, end) of each stretch of training to be judged; start and end are (evaluated set, step).
+
+    A warm-up's stretch, from the untrained models to the start of RL, is apart from RL's, which ends with the last
+    evaluation. Before there are two evaluations, start and end are the same.
+    """
+    found = []
     for name in in_order(set_of(row).removesuffix(UNTRAINED) for row in held_out):
         trained = [(name, step_of(row)) for row in held_out if set_of(row) == name]
         untrained = [(set_of(row), step_of(row)) for row in held_out if set_of(row) == name + UNTRAINED]
         points = [*untrained[:1], *trained[:1], *trained[-1:]]
-        for start in points[:-1]:
-            if start != points[-1]:
-                outcomes.append({"name": name} | _outcome(folder, start, points[-1], config))
-        if len(set(points)) == 1:
-            outcomes.append({"name": name, "caption": f"{_moment(points[0])}; no later evaluation yet", "rows": []})
-    return outcomes
+        pairs = [(start, end) for start, end in itertools.pairwise(points) if start != end] or [(points[0], points[0])]
+        found += [(name, start, end) for start, end in pairs]
+    return found
+
+
+def gains(folder: Path, resamples: int = 2000, seed: int = 0) -> list[Table]:
+    """A table per held-out set and stretch of training, before and after, paired by question."""
+    held_out = [row for row in read_metrics(folder) if row["kind"] == "eval"]
+    return [
+        comparison_table(
+            read_predictions(folder, start[1], start[0]),
+            read_predictions(folder, end[1], end[0]),
+            title=f"{name}: {_moment(start)} against {_moment(end)}",
+            resamples=resamples,
+            seed=seed,
+        )
+        for name, start, end in stretches(held_out)
+        if start != end
+    ]
 
 
 def _outcome(folder: Path, start: tuple[str, int], end: tuple[str, int], config: RunConfig | None) -> dict[str, object]:

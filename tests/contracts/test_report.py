@@ -122,7 +122,7 @@ def test_a_finished_run_shows_everything(tmp_path):
     # F1 of every question rose from 0.25 to 0.75, from 0.125 before the warm-up.
     assert "step 0 against step 3, 7 questions" in page.text
     assert "F1 0.250 0.750 +0.500 +0.500 … +0.500 yes" in page.text
-    assert "untrained against step 3, 7 questions" in page.text
+    assert "untrained against step 0, 7 questions" in page.text
     assert "F1 0.125 0.750 +0.625 +0.625 … +0.625 yes" in page.text
     assert "F1, bridge (6) 0.250 0.750" in page.text
     assert "Exact match 0.000 0.000 +0.000 +0.000 … +0.000 no" in page.text
@@ -154,7 +154,7 @@ def test_missing_predictions_and_groups_are_said_to_be_missing(tmp_path):
     (tmp_path / "groups" / "step-000001.jsonl").unlink()
     page, _ = page_of(tmp_path)
     assert "step 0 against step 3: cannot be compared." in page.text
-    assert "untrained against step 3, 7 questions" in page.text
+    assert "untrained against step 0: cannot be compared." in page.text
     assert re.search(r"Step 1: \S*step-000001.jsonl: no such file", page.text)
     assert "Step 3: Who built it?" in page.text
 
