@@ -8,6 +8,7 @@ are seeded per (run seed, step, question id).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from cotrain.engines.base import Cohort
 from cotrain.errors import ConfigError, InfrastructureError, WorkflowError
-from cotrain.team import Call, Roster, Script, System, Team
+from cotrain.team import Roster, Script, System, Team
 from cotrain.types import Group, Question, Trajectory
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ Strategy = Callable[[Job], Awaitable[Group]]
 async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
     """Run the first `at` top-level asks once, then `size` branches that share them.
 
-    Rollouts that meet an `InfrastructureError` are removed and counted; on the trunk it removes them all.
+    Rollouts that meet an `InfrastructureError` are removed, counted and logged; on the trunk it removes them all.
 
     Raises:
         WorkflowError: the system makes no ask number `at`, or a rollout leaves an output that nobody reads or scores.
@@ -63,20 +66,37 @@ async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
     trunk = Team(job.roster, job.question, branch=None, pause_at=at, **common)  # type: ignore[arg-type]
     try:
         await _run_trunk(job, trunk, at)
-    except InfrastructureError:
+    except Exception as error:
+        _raise_unless_infrastructure(error, job)
         return Branches(trajectories=(), dropped={"infrastructure": size})
-    record: Sequence[Call] = trunk.calls
-    teams = [Team(job.roster, job.question, branch=b, record=record, **common) for b in range(size)]  # type: ignore[arg-type]
+    teams = [Team(job.roster, job.question, branch=b, past=trunk.record, **common) for b in range(size)]  # type: ignore[arg-type]
     cohort = job.cohort or Cohort()
     finished = await cohort.gather([_run_branch(job, team, trunk) for team in teams])
     dropped = Counter(trunk.dropped)
     for team, done in zip(teams, finished, strict=True):
         dropped.update(team.dropped)
         dropped["infrastructure"] += not done
-    kept = [t for team, done in zip(teams, finished, strict=True) if done for t in team.trajectories]
+    kept = [t for team, done in zip(teams, finished, strict=True) if done for t in _by_call(team)]
     # A trunk without a surviving branch would hold outputs that nobody reads.
-    trajectories = (*trunk.trajectories, *kept) if kept else ()
+    trajectories = (*_by_call(trunk), *kept) if kept else ()
     return Branches(trajectories=trajectories, dropped=+dropped)
+
+
+def _by_call(team: Team) -> list[Trajectory]:
+    """A team's trajectories in the order of the asks; calls that ran at once came back in any order."""
+    return sorted(team.trajectories, key=lambda t: t.call)
+
+
+def _raise_unless_infrastructure(error: Exception, job: Job) -> None:
+    """Log an `InfrastructureError` (or a task group's, of nothing else); raise any other error again."""
+    if isinstance(error, ExceptionGroup):
+        _, others = error.split(InfrastructureError)
+        if others is not None:
+            raise error
+    elif not isinstance(error, InfrastructureError):
+        raise error
+    reason = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+    log.warning("question %s, step %d: removed by a failure: %s", job.question.id, job.step, reason)
 
 
 async def _run_trunk(job: Job, trunk: Team, at: int) -> None:
@@ -96,18 +116,27 @@ async def _run_trunk(job: Job, trunk: Team, at: int) -> None:
         for unfinished in (task, pause):
             unfinished.cancel()
         await asyncio.gather(task, pause, return_exceptions=True)
+        await trunk.close()
 
 
 async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
     """Run one branch to its end; False where infrastructure failed."""
+    where = f"question {job.question.id}, rollout {team.rollout_id}"
     try:
         answer = await job.system.run(team, job.question)
-    except InfrastructureError:
+        if team.num_under_way:
+            found = f"the system returned while {team.num_under_way} of its calls were still under way"
+            raise WorkflowError(where, found, "Await every call before returning")
+    except Exception as error:
+        _raise_unless_infrastructure(error, job)
         return False
-    if len(team.calls) < len(trunk.calls):
+    finally:
+        await team.close()
+    num_made, num_recorded = len(team.record.calls), len(trunk.record.calls)
+    if num_made < num_recorded:
         raise WorkflowError(
-            f"question {job.question.id}, rollout {team.rollout_id}",
-            f"on replay the system made {len(team.calls)} calls, where it had made {len(trunk.calls)}",
+            where,
+            f"on replay the system made {num_made} calls, where it had made {num_recorded}",
             "Make the workflow depend on nothing but the question and the results of its calls",
         )
     rollout = (*trunk.trajectories, *team.trajectories)

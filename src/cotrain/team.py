@@ -2,7 +2,7 @@
 
 `Team` is what such a coroutine works with during one rollout. It renders prompts, calls engines and tools, writes down
 every call, and can replay a record: the first calls return what was recorded, then sampling begins. That is all a fork
-needs (`sampling.py`). Calls must be made in the same order on replay; a call that differs is a `ReplayError`.
+needs (`sampling.py`). Calls that run at once are fine, on replay too; a call that differs there is a `ReplayError`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from cotrain.engines.base import Cohort, Engine, Request
-from cotrain.errors import InfrastructureError, ReplayError, WorkflowError
+from cotrain.errors import InfrastructureError, WorkflowError
+from cotrain.record import Record
 from cotrain.types import Agent, Completion, Question, Status, Trajectory, Turn
 
 Script = Callable[[str, Question, Mapping[str, object]], str | None]
@@ -74,21 +75,6 @@ class Roster:
         return replace(self, agents=agents)
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """One entry of a record: an ask or a use, with all that it was given, and what came of it."""
-
-    kind: Literal["ask", "use"]
-    name: str
-    given: tuple[object, ...]
-    result: asyncio.Future[object]
-
-    def describe(self) -> str:
-        """The call in a few words, for errors."""
-        given = repr(self.given)
-        return f"{self.kind} {self.name!r} with {given if len(given) <= 120 else given[:117] + '...'}"
-
-
 class Team:
     """One rollout's view of a roster: `ask` agents, `use` tools; every call is written down.
 
@@ -99,7 +85,7 @@ class Team:
         step: the training step; likewise.
         pass_id: which pass of the group this is.
         branch: number of the branch, or None for a trunk.
-        record: calls to replay before sampling begins.
+        past: the record to replay before sampling begins.
         pause_at: number of the top-level ask before which to stop for good (see `paused`).
         cohort: the batch of work that this rollout belongs to.
         script: answers in place of engines.
@@ -114,20 +100,21 @@ class Team:
         step: int = 0,
         pass_id: int = 0,
         branch: int | None = 0,
-        record: Sequence[Call] = (),
+        past: Record | None = None,
         pause_at: int | None = None,
         cohort: Cohort | None = None,
         script: Script | None = None,
     ) -> None:
         self.roster, self.question = roster, question
-        self.calls: list[Call] = []
+        self.record = Record(f"question {question.id}", past)
         self.trajectories: list[Trajectory] = []  # sampled here; replayed ones belong to the trunk
         self.dropped: Counter[str] = Counter()
         self.paused = asyncio.Event()
         self._seed, self._step, self._pass, self._branch = seed, step, pass_id, branch
-        self._record, self._pause_at, self._cohort, self._script = record, pause_at, cohort, script
-        self._asks = self._in_flight = 0
+        self._pause_at, self._cohort, self._script = pause_at, cohort, script
+        self._asks = self._busy = 0
         self._pausing = False
+        self._under_way: set[asyncio.Task[object]] = set()
 
     @property
     def rollout_id(self) -> str | None:
@@ -160,14 +147,16 @@ class Team:
         prompt_ids = self.roster.renderers[role.model].render(_messages(role, fields))
         number = self._asks
         self._asks += 1
-        if self._pause_at is not None and number >= self._pause_at:
-            await self._pause()
-        call = self._issue("ask", agent, (prompt_ids, tuple(t.id for t in reads)))
-        if not self._replay(call):
-            with _failure_told(call):
-                trajectory = await self._sample(role, prompt_ids, fields, number, reads, check)
-            self.trajectories.append(trajectory)
-            call.result.set_result(trajectory)
+        read = tuple(dict.fromkeys(t.id for t in reads))
+        with self._call_under_way():
+            if self._pause_at is not None and number >= self._pause_at:
+                await self._pause()
+            call = await self.record.issue("ask", agent, (prompt_ids, read))
+            if not call.result.done():
+                with self.record.result_of(call):
+                    trajectory = await self._sample(role, prompt_ids, fields, number, read, check)
+                    self.trajectories.append(trajectory)
+                    call.result.set_result(trajectory)
         result = call.result.result()
         assert isinstance(result, Trajectory)
         return result
@@ -185,16 +174,30 @@ class Team:
                 f"the system uses the tool {tool!r}, which it does not have",
                 f"Known tools: {', '.join(self.roster.tools) or 'none'}",
             )
-        if self._pausing:
-            await self._pause()
-        call = self._issue("use", tool, args)
-        if not self._replay(call):
-            with _failure_told(call):
-                result = self.roster.tools[tool](*args)
-                if inspect.isawaitable(result):
-                    result = await result
-            call.result.set_result(result)
+        with self._call_under_way():
+            if self._pausing:
+                await self._pause()
+            call = await self.record.issue("use", tool, args)
+            if not call.result.done():
+                with self.record.result_of(call):
+                    result = self.roster.tools[tool](*args)
+                    if inspect.isawaitable(result):
+                        with self._occupied():
+                            result = await result
+                    call.result.set_result(result)
         return call.result.result()
+
+    @property
+    def num_under_way(self) -> int:
+        """Number of calls that have not come back yet."""
+        return len(self._under_way)
+
+    async def close(self) -> None:
+        """Cancel the calls that are under way although the system has ended; nothing of them stays behind."""
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
 
     def _role(self, agent: str) -> Agent:
         if agent not in self.roster.agents:
@@ -205,30 +208,33 @@ class Team:
             )
         return self.roster.agents[agent]
 
-    def _issue(self, kind: Literal["ask", "use"], name: str, given: tuple[object, ...]) -> Call:
-        call = Call(kind, name, given, asyncio.get_running_loop().create_future())
-        self.calls.append(call)
-        return call
+    @contextmanager
+    def _call_under_way(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        try:
+            yield
+        finally:
+            self._under_way.discard(task)
 
-    def _replay(self, call: Call) -> bool:
-        """Give the call the result that the record holds for it; False once the record is used up."""
-        position = len(self.calls) - 1
-        if position >= len(self._record):
-            return False
-        recorded = self._record[position]
-        if (recorded.kind, recorded.name, recorded.given) != (call.kind, call.name, call.given):
-            raise ReplayError(
-                f"question {self.question.id}, call {position}",
-                f"on replay the system makes {call.describe()}, where it had made {recorded.describe()}",
-                "Make the workflow depend on nothing but the question and the results of its calls",
-            )
-        call.result.set_result(recorded.result.result())
-        return True
+    @contextmanager
+    def _occupied(self) -> Iterator[None]:
+        """While something is awaited: of several at once, each is one more coroutine that the cohort must wait for."""
+        if self._cohort and self._busy:
+            self._cohort.enter()
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if self._cohort and self._busy:
+                self._cohort.leave()
 
     async def _pause(self) -> None:
         """Let the calls made so far finish, say so, and wait to be cancelled; no further call is made."""
         self._pausing = True
-        await asyncio.gather(*(call.result for call in self.calls))
+        await asyncio.gather(*(call.result for call in self.record.calls), return_exceptions=True)
         self.paused.set()
         await asyncio.get_running_loop().create_future()
 
@@ -238,7 +244,7 @@ class Team:
         prompt_ids: tuple[int, ...],
         fields: Mapping[str, object],
         number: int,
-        reads: Sequence[Trajectory],
+        reads: tuple[str, ...],
         check: Check | None,
     ) -> Trajectory:
         rollout = self.rollout_id
@@ -253,7 +259,7 @@ class Team:
             call=number,
             agent=role.name,
             model=role.model,
-            reads=tuple(t.id for t in reads),
+            reads=reads,
             turns=(Turn(prompt_ids=prompt_ids, completion=completion),) if completion else (),
             output=output,
             status=status,
@@ -274,32 +280,11 @@ class Team:
             return None
         key = (self._seed, self._step, self.question.id, self.rollout_id or f"{self._pass}.trunk", number, 0)
         request = Request(prompt_ids=prompt_ids, params=role.sampling, key=key)
-        # A second ask of the same rollout in flight is one more coroutine that the cohort must wait for.
-        extra = self._cohort if self._in_flight else None
-        if extra:
-            extra.enter()
-        self._in_flight += 1
-        try:
+        with self._occupied():
             completion = await engine.generate(request, self._cohort)
-        finally:
-            self._in_flight -= 1
-            if extra:
-                extra.leave()
         if completion.stop == "abort":
             raise InfrastructureError(f"request {key}", "the engine aborted it", "The rollout is removed and counted")
         return completion
-
-
-@contextmanager
-def _failure_told(call: Call) -> Iterator[None]:
-    """Let whoever waits for the call know that it failed."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception):
-            call.result.set_exception(error)
-            call.result.exception()  # it is raised here; asyncio need not report it a second time
-        raise
 
 
 def _messages(role: Agent, fields: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -311,7 +296,7 @@ def _messages(role: Agent, fields: Mapping[str, object]) -> list[tuple[str, str]
             f"its prompt has the field {{{error.args[0]}}}, which the system did not give",
             f"Given fields: {', '.join(fields)}; write literal braces as {{{{ and }}}}",
         ) from None
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
         raise WorkflowError(
             f"agent {role.name}", f"its prompt is no template: {error}", "Write literal braces as {{ and }}"
         ) from None

@@ -123,7 +123,7 @@ def test_a_finished_run_shows_everything(tmp_path):
     assert "step 0 against step 3, 7 questions" in page.text
     assert "F1 0.250 0.750 +0.500 +0.500 … +0.500 yes" in page.text
     assert "untrained against step 0, 7 questions" in page.text
-    assert "F1 0.125 0.750 +0.625 +0.625 … +0.625 yes" in page.text
+    assert "F1 0.125 0.250 +0.125 +0.125 … +0.125 yes" in page.text
     assert "F1, bridge (6) 0.250 0.750" in page.text
     assert "Exact match 0.000 0.000 +0.000 +0.000 … +0.000 no" in page.text
     assert "rollout 9 s 50%" in page.text  # of 3 rollouts of 3 s, 3 updates of 1 s and 3 evaluations of 2 s

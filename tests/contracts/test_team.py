@@ -227,6 +227,6 @@ def test_team_writes_down_calls_in_the_order_of_issue():
     async def main():
         team = Team(roster, question())
         await system.run(team, question())
-        return [(call.kind, call.name) for call in team.calls]
+        return [(call.kind, call.name) for call in team.record.calls]
 
     assert run(main()) == [("ask", "a0"), ("ask", "a1")]

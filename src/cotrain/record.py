@@ -1,0 +1,142 @@
+"""What a system did, call by call, and how it is done again: the record behind every fork.
+
+A `Record` holds a rollout's calls in the order of issue, and in which order they were issued and came back. One that is
+made with a `past` replays it: a call that the past holds comes back with the past's result, and not before all that
+had happened by then has happened again, so parts of a system that run at once meet in the same order. A call that
+the past does not hold is a `ReplayError` until the past is used up; from then on calls are new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from cotrain.errors import ReplayError
+
+PATIENCE_S = 30
+"""How long a replayed call waits for what the past holds before it. Replay costs no time: only a changed system waits."""
+
+Kind = Literal["ask", "use"]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One entry of a record: an ask or a use, with all that it was given, and what came of it."""
+
+    kind: Kind
+    name: str
+    given: tuple[object, ...]
+    result: asyncio.Future[object]
+
+    def describe(self) -> str:
+        """The call in a few words, for errors."""
+        given = repr(self.given)
+        return f"{self.kind} {self.name!r} with {given if len(given) <= 120 else given[:117] + '...'}"
+
+
+class Record:
+    """The calls of one rollout.
+
+    Args:
+        where: whose record it is, for errors.
+        past: the record to replay first.
+
+    Attributes:
+        calls: in the order of issue.
+    """
+
+    def __init__(self, where: str, past: Record | None = None) -> None:
+        self.where = where
+        self.calls: list[Call] = []
+        self._past = past
+        self._order: list[tuple[Literal["issued", "returned"], Call]] = []
+        self._again: dict[Call, Call] = {}  # a call of the past -> the one that repeats it
+        self._num_seen = 0  # how much of the past's order has happened again
+
+    async def issue(self, kind: Kind, name: str, given: tuple[object, ...]) -> Call:
+        """Write a call down; where the past holds it, its result is there when this returns.
+
+        Raises:
+            ReplayError: the past holds other calls at this place, or what it holds before does not happen.
+        """
+        call = Call(kind, name, given, asyncio.get_running_loop().create_future())
+        recorded = self._recorded(call)
+        self.calls.append(call)
+        self._order.append(("issued", call))
+        if recorded is not None:
+            self._again[recorded] = call
+            await self._replay(call, recorded)
+        return call
+
+    @contextmanager
+    def result_of(self, call: Call) -> Iterator[None]:
+        """Around what a new call does: note when it came back, and let whoever waits for it know if it failed."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception):
+                call.result.set_exception(error)
+                call.result.exception()  # it is raised here; asyncio need not report it a second time
+            else:
+                call.result.cancel()
+            raise
+        finally:
+            self._order.append(("returned", call))
+
+    def _recorded(self, call: Call) -> Call | None:
+        """The call of the past that this one repeats, or None where the past is used up."""
+        open_calls = [c for c in self._past.calls if c not in self._again] if self._past else []
+        for other in open_calls:
+            if (other.kind, other.name, other.given) == (call.kind, call.name, call.given):
+                return other
+        if open_calls:
+            raise self._differs(open_calls[0], f"makes {call.describe()}, where it had made")
+        return None
+
+    async def _replay(self, call: Call, recorded: Call) -> None:
+        assert self._past is not None
+        order = self._past._order
+        if order[self._num_seen : self._num_seen + 2] == [("issued", recorded), ("returned", recorded)]:
+            self._advance()  # nothing had happened between the two: nobody else may have a turn now
+            return
+        # Later, when this call is being waited for, so that calls which come back together do so in the past's order.
+        asyncio.get_running_loop().call_soon(self._advance)
+        for _ in range(PATIENCE_S):  # in short waits, because a long step of an engine may use up a whole one
+            await asyncio.wait([call.result], timeout=1)
+            if call.result.done():
+                return
+        raise self._differs(order[self._num_seen][1], f"waits for {call.describe()} and does not make, as it had done,")
+
+    def _advance(self) -> None:
+        """Let calls come back as far as everything before that has happened again."""
+        assert self._past is not None
+        for event, recorded in self._past._order[self._num_seen :]:
+            call = self._again.get(recorded)
+            if call is None:
+                return
+            if event == "returned" and not call.result.done():
+                _copy(recorded.result, call.result)
+                self._order.append(("returned", call))
+            self._num_seen += 1
+
+    def _differs(self, missing: Call, found: str) -> ReplayError:
+        assert self._past is not None
+        return ReplayError(
+            f"{self.where}, call {self._past.calls.index(missing)}",
+            f"on replay the system {found} {missing.describe()}",
+            "Make the workflow depend on nothing but the question and the results of its calls",
+        )
+
+
+def _copy(source: asyncio.Future[object], target: asyncio.Future[object]) -> None:
+    """Settle a future as another one was."""
+    if source.cancelled():
+        target.cancel()
+    elif (error := source.exception()) is not None:
+        target.set_exception(error)
+        target.exception()  # raised where the call is made; asyncio need not report it a second time
+    else:
+        target.set_result(source.result())
