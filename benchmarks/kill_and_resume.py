@@ -48,9 +48,7 @@ def main() -> None:
         resume.finish(resume.start(config, broken))
         resume.assert_same(broken, folder / "unbroken")
         print(f"kill {number + 1:2d} at {moment:5.1f} s, after {lines:2d} lines of metrics: identical", flush=True)
-    print(
-        f"{chosen.kills} of {chosen.kills} runs ended with the losses and weights of the unbroken one (seed {chosen.seed})"
-    )
+    print(f"all {chosen.kills} ended with the unbroken run's losses and weights (seed {chosen.seed})")
 
 
 if __name__ == "__main__":

@@ -100,10 +100,14 @@ def one_run(dtype: str, step: int) -> dict[str, float]:
     theirs_sample = plain_sampling(network, trajectories)
     theirs_update = plain_update(network, samples)
     return {
-        "ours_sample_s": ours_sample, "ours_update_s": ours_update, "plain_sample_s": theirs_sample,
-        "plain_update_s": theirs_update, "trajectories": len(trajectories),
-        "tokens_computed": metrics["model/base/tokens_computed"], "tokens_unpacked": metrics["model/base/tokens_unpacked"],
-    }  # fmt: skip
+        "ours_sample_s": ours_sample,
+        "ours_update_s": ours_update,
+        "plain_sample_s": theirs_sample,
+        "plain_update_s": theirs_update,
+        "trajectories": len(trajectories),
+        "tokens_computed": metrics["model/base/tokens_computed"],
+        "tokens_unpacked": metrics["model/base/tokens_unpacked"],
+    }
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 from cotrain.errors import ReplayError
 
 PATIENCE_S = 30
-"""How long a replayed call waits for what the past holds before it. Replay costs no time: only a changed system waits."""
+"""How long a replayed call waits for what comes before it: replay costs no time, so only a changed system waits."""
 
 Kind = Literal["ask", "use"]
 
@@ -57,7 +57,7 @@ class Record:
         self._num_seen = 0  # how much of the past's order has happened again
 
     async def issue(self, kind: Kind, name: str, given: tuple[object, ...]) -> Call:
-        """Write a call down; where the past holds it, its result is there when this returns.
+        """Write a call down; where the past holds its result, the call has it when this returns.
 
         Raises:
             ReplayError: the past holds other calls at this place, or what it holds before does not happen.
@@ -70,6 +70,11 @@ class Record:
             self._again[recorded] = call
             await self._replay(call, recorded)
         return call
+
+    @property
+    def num_returned(self) -> int:
+        """Number of calls that have come back."""
+        return sum(call.result.done() for call in self.calls)
 
     @contextmanager
     def result_of(self, call: Call) -> Iterator[None]:
@@ -88,12 +93,13 @@ class Record:
 
     def _recorded(self, call: Call) -> Call | None:
         """The call of the past that this one repeats, or None where the past is used up."""
-        open_calls = [c for c in self._past.calls if c not in self._again] if self._past else []
-        for other in open_calls:
+        left = [other for other in self._past.calls if other not in self._again] if self._past else []
+        for other in left:
             if (other.kind, other.name, other.given) == (call.kind, call.name, call.given):
                 return other
-        if open_calls:
-            raise self._differs(open_calls[0], f"makes {call.describe()}, where it had made")
+        for other in left:
+            if other.result.done():
+                raise self._differs(other, f"makes {call.describe()}, where it had made")
         return None
 
     async def _replay(self, call: Call, recorded: Call) -> None:
@@ -104,6 +110,8 @@ class Record:
             return
         # Later, when this call is being waited for, so that calls which come back together do so in the past's order.
         asyncio.get_running_loop().call_soon(self._advance)
+        if not recorded.result.done():
+            return
         for _ in range(PATIENCE_S):  # in short waits, because a long step of an engine may use up a whole one
             await asyncio.wait([call.result], timeout=1)
             if call.result.done():

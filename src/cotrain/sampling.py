@@ -132,7 +132,7 @@ async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
         return False
     finally:
         await team.close()
-    num_made, num_recorded = len(team.record.calls), len(trunk.record.calls)
+    num_made, num_recorded = len(team.record.calls), trunk.record.num_returned
     if num_made < num_recorded:
         raise WorkflowError(
             where,

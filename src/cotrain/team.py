@@ -17,7 +17,7 @@ from typing import Protocol
 
 from cotrain.engines.base import Cohort, Engine, Request
 from cotrain.errors import InfrastructureError, WorkflowError
-from cotrain.record import Record
+from cotrain.record import Call, Record
 from cotrain.types import Agent, Completion, Question, Status, Trajectory, Turn
 
 Script = Callable[[str, Question, Mapping[str, object]], str | None]
@@ -113,7 +113,7 @@ class Team:
         self._seed, self._step, self._pass, self._branch = seed, step, pass_id, branch
         self._pause_at, self._cohort, self._script = pause_at, cohort, script
         self._asks = self._busy = 0
-        self._pausing = False
+        self._held: list[Call] = []
         self._under_way: set[asyncio.Task[object]] = set()
 
     @property
@@ -149,9 +149,9 @@ class Team:
         self._asks += 1
         read = tuple(dict.fromkeys(t.id for t in reads))
         with self._call_under_way():
-            if self._pause_at is not None and number >= self._pause_at:
-                await self._pause()
             call = await self.record.issue("ask", agent, (prompt_ids, read))
+            if self._pause_at is not None and number >= self._pause_at:
+                await self._pause(call)
             if not call.result.done():
                 with self.record.result_of(call):
                     trajectory = await self._sample(role, prompt_ids, fields, number, read, check)
@@ -175,9 +175,9 @@ class Team:
                 f"Known tools: {', '.join(self.roster.tools) or 'none'}",
             )
         with self._call_under_way():
-            if self._pausing:
-                await self._pause()
             call = await self.record.issue("use", tool, args)
+            if self._held:
+                await self._pause(call)
             if not call.result.done():
                 with self.record.result_of(call):
                     result = self.roster.tools[tool](*args)
@@ -231,10 +231,11 @@ class Team:
             if self._cohort and self._busy:
                 self._cohort.leave()
 
-    async def _pause(self) -> None:
-        """Let the calls made so far finish, say so, and wait to be cancelled; no further call is made."""
-        self._pausing = True
-        await asyncio.gather(*(call.result for call in self.record.calls), return_exceptions=True)
+    async def _pause(self, call: Call) -> None:
+        """Hold a call back: let those made before finish, say so, and wait to be cancelled; no further call is made."""
+        self._held.append(call)
+        made = [other.result for other in self.record.calls if other not in self._held]
+        await asyncio.gather(*made, return_exceptions=True)
         self.paused.set()
         await asyncio.get_running_loop().create_future()
 
