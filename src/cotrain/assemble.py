@@ -10,6 +10,8 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,6 +72,8 @@ def make_plan(config: RunConfig) -> Plan:
     _refuse_unknown("rewards.penalties", config.rewards.penalties, agents, "the system's agents")
     for agent in agents.values():
         _refuse_unknown(f"agents.{agent.name}.model", [agent.model], config.models, "the configured models")
+    # An agent learns if both it and its model do; who does not is marked in every record.
+    agents = {n: replace(a, trainable=a.trainable and config.models[a.model].trainable) for n, a in agents.items()}
     for model in config.models:
         if model not in {agent.model for agent in agents.values()}:
             raise ConfigError(f"models.{model}", "no agent is played by it", "Remove it, or name it in an agent")
@@ -122,13 +126,27 @@ def load_system(config: RunConfig) -> System:
     """
     name = config.system.name
     build = _function(SYSTEMS.get(name, name), "system.name", SYSTEMS)
-    parameters = inspect.signature(build).parameters  # type: ignore[arg-type]
-    _refuse_unknown("system.settings", config.system.settings, parameters, f"the arguments of {name}")
+    signature = inspect.signature(build)  # type: ignore[arg-type]
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        _refuse_unknown("system.settings", config.system.settings, signature.parameters, f"the arguments of {name}")
+    try:
+        signature.bind(**config.system.settings)
+    except TypeError as error:
+        raise ConfigError("system.settings", f"{name} cannot be called: {error}", "Set what it needs") from None
     system = build(**config.system.settings)  # type: ignore[operator]
     if not isinstance(system, System):
         raise ConfigError("system.name", f"{name} returned a {type(system).__name__}", "Have it return a System")
     if not system.agents:
         raise ConfigError("system.name", f"{name} has no agents", "Give its System at least one Agent")
+    names = [agent.name for agent in system.agents]
+    if len(set(names)) < len(names):
+        raise ConfigError("system.name", f"{name} has two agents of one name ({', '.join(names)})", "Rename one")
+    _refuse_unknown("the system's penalties", system.penalties, names, "its agents")
+    for agent, value in system.penalties.items():
+        if not -math.inf < value <= 0:
+            raise ConfigError(
+                "the system's penalties", f"{agent} has {value}", "Give a finite number that is at most 0"
+            )
     return system
 
 
@@ -174,12 +192,19 @@ def _function(name: str, where: str, known: Iterable[str]) -> object:
 def _module(name: str) -> object:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    path = Path(name)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    path = Path(name).expanduser().resolve()
+    known = str(path)  # under its whole path, so that it hides no module and a system and a metric share one
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"no such file: {name}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[known] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[known]
+        raise
     return module
 
 

@@ -7,6 +7,8 @@ Heavy modules are imported inside the commands that need them, so `--help` is qu
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -280,6 +282,9 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def app(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the entry point of `cotrain`. Always ends in `SystemExit`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old terminal shows what it can
     try:
         commands(arguments)
     except CotrainError as error:

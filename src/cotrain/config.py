@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cotrain.errors import ConfigError
 
@@ -26,7 +27,9 @@ Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 class Section(BaseModel):
     """Base of all sections: frozen, strict about keys, documented field by field."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class LoraConfig(Section):
@@ -135,7 +138,7 @@ class QuestionSet(Section):
     corpus: str = "world"
     """`world`, or a JSONL file of passages."""
     split: str | None = None
-    """Keep only questions of this split (`train`, `dev`)."""
+    """Keep only questions of this split. Of the world, `train` is trained on and `dev` held out if this is unset."""
     ids: str | None = None
     """A file with one question id per line: keep these, in this order."""
     limit: Positive | None = None
@@ -148,9 +151,31 @@ class DataConfig(Section):
     """What to train on and what to hold out."""
 
     train: QuestionSet = QuestionSet(split="train")
-    """Questions to train on, drawn in a seeded order, each once per epoch."""
+    """Questions to train on, drawn in a seeded order, each at most once per epoch."""
     eval: dict[str, QuestionSet] = {"dev": QuestionSet(split="dev", limit=64)}
     """Held-out sets by name; the first one chooses the best checkpoint."""
+
+    @field_validator("train")
+    @classmethod
+    def _train_split(cls, value: QuestionSet) -> QuestionSet:
+        return _with_split(value, "train")
+
+    @field_validator("eval")
+    @classmethod
+    def _eval_splits(cls, value: dict[str, QuestionSet]) -> dict[str, QuestionSet]:
+        return {_file_name(name): _with_split(chosen, "dev") for name, chosen in value.items()}
+
+
+def _with_split(chosen: QuestionSet, split: str) -> QuestionSet:
+    """Questions of the generated world are never trained on and held out at once, whatever else a section sets."""
+    is_open = chosen.source == "world" and chosen.split is None
+    return chosen.model_copy(update={"split": split}) if is_open else chosen
+
+
+def _file_name(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"the name {name!r} cannot be a file's; use letters, digits, '_', '-' and '.'")
+    return name
 
 
 class CorpusConfig(Section):
@@ -301,6 +326,11 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     """Evaluation."""
 
+    @field_validator("models")
+    @classmethod
+    def _model_names(cls, value: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
+        return {_file_name(name): model for name, model in value.items()}
+
 
 def load_config(path: Path | str | None, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a TOML file (None: all defaults), apply `a.b=value` overrides, validate.
@@ -316,6 +346,8 @@ def load_config(path: Path | str | None, overrides: Iterable[str] = ()) -> RunCo
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"config {path}", "no such file", "Check the path") from None
+        except OSError as error:
+            raise ConfigError(f"config {path}", f"cannot be read: {error.strerror}", "Name a TOML file") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"config {path}", f"not valid TOML: {error}", "Mend the file at that place") from None
     for override in overrides:

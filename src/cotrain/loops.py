@@ -33,14 +33,15 @@ def quiet(phase: str, done: int, total: int) -> None:
 
 
 def questions_of_step(questions: Sequence[Question], step: int, count: int, seed: int) -> list[Question]:
-    """The questions of step number `step` (from 1): `count` in a row from a seeded order, reshuffled each epoch."""
-    chosen = []
-    for position in range((step - 1) * count, step * count):
-        epoch, place = divmod(position, len(questions))
-        order = list(range(len(questions)))
-        random.Random(f"{seed}:{epoch}:order").shuffle(order)
-        chosen.append(questions[order[place]])
-    return chosen
+    """The questions of step number `step` (from 1): `count` in a row from a seeded order, reshuffled each epoch.
+
+    A step lies within one epoch, so it never has a question twice; the few that are left over at an epoch's end have
+    their turn in others. A set of fewer than `count` questions is taken whole.
+    """
+    epoch, place = divmod(step - 1, max(1, len(questions) // count))
+    order = list(range(len(questions)))
+    random.Random(f"{seed}:{epoch}:order").shuffle(order)
+    return [questions[i] for i in order[place * count : (place + 1) * count]]
 
 
 async def rollouts(plan: Plan, roster: Roster, questions: Sequence[Question], step: int) -> list[Group]:
@@ -132,8 +133,10 @@ def team_metrics(plan: Plan, records: Sequence[GroupRecord], dropped: Mapping[st
     return metrics
 
 
-async def demonstrations(plan: Plan, roster: Roster, questions: Sequence[Question]) -> dict[str, list[Sample]]:
-    """What the system's rules would say to each question, as samples for a supervised warm-up, by model."""
+async def demonstrations(
+    plan: Plan, roster: Roster, questions: Sequence[Question]
+) -> tuple[dict[str, list[Sample]], Mapping[str, int]]:
+    """What the system's rules would say to each question, as samples by model; what was dropped, by reason."""
     jobs = [
         fork_on_first(
             Job(system=plan.system, roster=roster, question=question, group_size=1, script=plan.system.demonstrate)
@@ -144,7 +147,10 @@ async def demonstrations(plan: Plan, roster: Roster, questions: Sequence[Questio
         GroupRecord(group=group, advantages={t.id: 1.0 for t in group.trajectories})
         for group in await asyncio.gather(*jobs)
     ]
-    return samples_by_model(records, list(plan.config.models))
+    dropped = Counter[str]()
+    for record in records:
+        dropped.update(record.group.dropped)
+    return samples_by_model(records, list(plan.config.models)), dropped
 
 
 async def predict(

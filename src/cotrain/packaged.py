@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cotrain.cache import atomic_folder, cache_folder
 from cotrain.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -55,29 +56,6 @@ PACKAGES = {
         expected="Paris",
     )
 }
-
-
-def cache_folder() -> Path:
-    """Where cotrain keeps what it builds: $COTRAIN_CACHE, or ~/.cache/cotrain."""
-    return Path(os.environ.get("COTRAIN_CACHE") or "~/.cache/cotrain").expanduser()
-
-
-@contextlib.contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """A new folder to fill, which becomes `target` when the block ends without an error.
-
-    If another process made `target` in the meantime, theirs is kept.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as parent:
-        folder = Path(parent) / target.name  # inside, so that its permissions are the usual ones
-        folder.mkdir()
-        yield folder
-        try:
-            folder.rename(target)  # also takes the place of an empty folder
-        except OSError:
-            if not target.is_dir():
-                raise
 
 
 def fetch(name: str) -> Path:

@@ -19,17 +19,24 @@ from cotrain.errors import ReplayError
 PATIENCE_S = 30
 """How long a replayed call waits for what comes before it: replay costs no time, so only a changed system waits."""
 
+PATIENCE_TURNS = 100
+"""How many turns of the event loop a call that the past does not hold leaves to calls that it holds."""
+
 Kind = Literal["ask", "use"]
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One entry of a record: an ask or a use, with all that it was given, and what came of it."""
+    """One entry of a record: an ask or a use, with all that it was given, and what came of it.
+
+    `number` counts the asks in the order of issue, from 0; a repeated ask keeps its number. A use has none (-1).
+    """
 
     kind: Kind
     name: str
     given: tuple[object, ...]
     result: asyncio.Future[object]
+    number: int = -1
 
     def describe(self) -> str:
         """The call in a few words, for errors."""
@@ -55,6 +62,7 @@ class Record:
         self._order: list[tuple[Literal["issued", "returned"], Call]] = []
         self._again: dict[Call, Call] = {}  # a call of the past -> the one that repeats it
         self._num_seen = 0  # how much of the past's order has happened again
+        self._num_asks: int = past._num_asks if past else 0
 
     async def issue(self, kind: Kind, name: str, given: tuple[object, ...]) -> Call:
         """Write a call down; where the past holds its result, the call has it when this returns.
@@ -64,10 +72,17 @@ class Record:
         """
         call = Call(kind, name, given, asyncio.get_running_loop().create_future())
         recorded = self._recorded(call)
+        if recorded is not None:
+            self._again[recorded] = call
+            call.number = recorded.number
+        else:
+            await self._use_up_past(call)
+            if kind == "ask":
+                call.number = self._num_asks
+                self._num_asks += 1
         self.calls.append(call)
         self._order.append(("issued", call))
         if recorded is not None:
-            self._again[recorded] = call
             await self._replay(call, recorded)
         return call
 
@@ -92,15 +107,25 @@ class Record:
             self._order.append(("returned", call))
 
     def _recorded(self, call: Call) -> Call | None:
-        """The call of the past that this one repeats, or None where the past is used up."""
-        left = [other for other in self._past.calls if other not in self._again] if self._past else []
-        for other in left:
+        """The call of the past that this one repeats, or None."""
+        for other in self._left():
             if (other.kind, other.name, other.given) == (call.kind, call.name, call.given):
                 return other
-        for other in left:
-            if other.result.done():
-                raise self._differs(other, f"makes {call.describe()}, where it had made")
         return None
+
+    async def _use_up_past(self, call: Call) -> None:
+        """Before a call that the past does not hold: wait until nothing that the past has a result for is left."""
+        for _ in range(PATIENCE_TURNS):  # other parts of the system may be just about to make it
+            if not any(other.result.done() for other in self._left()):
+                return
+            await asyncio.sleep(0)
+        for missing in self._left():
+            if missing.result.done():
+                raise self._differs(missing, f"makes {call.describe()}, where it had made")
+
+    def _left(self) -> list[Call]:
+        """The calls of the past that have not been made again."""
+        return [call for call in self._past.calls if call not in self._again] if self._past else []
 
     async def _replay(self, call: Call, recorded: Call) -> None:
         assert self._past is not None

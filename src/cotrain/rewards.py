@@ -13,6 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from numbers import Real
 from statistics import fmean
 
 from cotrain.errors import RewardError, WorkflowError
@@ -62,12 +63,12 @@ def score(group: Group, metric: Metric = f1) -> Group:
     """Write `shared` = metric(answer, gold answers) on the sinks.
 
     Raises:
-        RewardError: the metric's value is not finite.
+        RewardError: the metric's value is not a finite number.
     """
 
     def scored(t: Trajectory) -> Trajectory:
         value = metric(t.output, group.question.answers)
-        if not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             raise RewardError(
                 f"trajectory {t.id}",
                 f"the metric gave {value} for the answer {t.output!r}",
@@ -91,11 +92,14 @@ def propagate(group: Group, rules: Mapping[str, CreditRule]) -> Group:
     none known, o stays without `shared`.
 
     Raises:
-        WorkflowError: the reads edges form a cycle.
+        WorkflowError: the reads edges form a cycle, or lead out of the group.
     """
     readers: dict[str, list[Trajectory]] = {t.id: [] for t in group.trajectories}
     for t in group.trajectories:
-        for id in t.reads:
+        for id in dict.fromkeys(t.reads):
+            if id not in readers:
+                found = f"it reads {id}, which is not in its group"
+                raise WorkflowError(f"trajectory {t.id}", found, "Read outputs of the same question and step")
             readers[id].append(t)
     shared: dict[str, float | None] = {}
     open_ids: set[str] = set()

@@ -96,6 +96,14 @@ def read_metrics(folder: Path) -> list[Metrics]:
     return [line for _, line in _read_lines(path)] if path.exists() else []
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is whole or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
 def rewind(folder: Path, step: int) -> None:
     """Remove what the run wrote after the end of `step`, so that it can be done again.
 

@@ -88,7 +88,7 @@ class Team:
         past: the record to replay before sampling begins.
         pause_at: number of the top-level ask before which to stop for good (see `paused`).
         cohort: the batch of work that this rollout belongs to.
-        script: answers in place of engines.
+        script: answers in place of engines; then what an engine says all the same is not trained on.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Team:
         self.paused = asyncio.Event()
         self._seed, self._step, self._pass, self._branch = seed, step, pass_id, branch
         self._pause_at, self._cohort, self._script = pause_at, cohort, script
-        self._asks = self._busy = 0
+        self._busy = 0
         self._held: list[Call] = []
         self._under_way: set[asyncio.Task[object]] = set()
 
@@ -145,16 +145,14 @@ class Team:
         """
         role = self._role(agent)
         prompt_ids = self.roster.renderers[role.model].render(_messages(role, fields))
-        number = self._asks
-        self._asks += 1
         read = tuple(dict.fromkeys(t.id for t in reads))
         with self._call_under_way():
             call = await self.record.issue("ask", agent, (prompt_ids, read))
-            if self._pause_at is not None and number >= self._pause_at:
+            if self._pause_at is not None and call.number >= self._pause_at:
                 await self._pause(call)
             if not call.result.done():
                 with self.record.result_of(call):
-                    trajectory = await self._sample(role, prompt_ids, fields, number, read, check)
+                    trajectory = await self._sample(role, prompt_ids, fields, call.number, read, check)
                     self.trajectories.append(trajectory)
                     call.result.set_result(trajectory)
         result = call.result.result()
@@ -249,7 +247,9 @@ class Team:
         check: Check | None,
     ) -> Trajectory:
         rollout = self.rollout_id
-        completion = await self._complete(role, prompt_ids, fields, number)
+        said = self._script(role.name, self.question, fields) if self._script else None
+        completion = await self._complete(role, prompt_ids, said, number)
+        is_lesson = completion is not None and (self._script is None or said is not None)
         output = completion.text.strip() if completion else ""
         status: Status = "ok" if completion and completion.stop == "stop" else "truncated"
         return Trajectory(
@@ -264,21 +264,21 @@ class Team:
             turns=(Turn(prompt_ids=prompt_ids, completion=completion),) if completion else (),
             output=output,
             status=status,
-            trainable=role.trainable and rollout is not None and completion is not None,
+            trainable=role.trainable and rollout is not None and is_lesson,
             faults=tuple(check(output)) if check else (),
         )
 
     async def _complete(
-        self, role: Agent, prompt_ids: tuple[int, ...], fields: Mapping[str, object], number: int
+        self, role: Agent, prompt_ids: tuple[int, ...], said: str | None, number: int
     ) -> Completion | None:
-        """Sample, or take the script's word; None where the prompt leaves no room in the context (counted)."""
-        if self._script and (text := self._script(role.name, self.question, fields)) is not None:
-            ids = self.roster.renderers[role.model].demonstration(text)
-            return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), version=0, stop="stop", text=text)
+        """Sample, or take the script's word; None where the context has no room for it (counted)."""
         engine = self.roster.engines[role.model]
-        if len(prompt_ids) >= engine.context:
+        spoken = self.roster.renderers[role.model].demonstration(said) if said is not None else ()
+        if len(prompt_ids) + max(1, len(spoken)) > engine.context:
             self.dropped["context_full"] += 1
             return None
+        if said is not None:
+            return Completion(token_ids=spoken, logprobs=(0.0,) * len(spoken), version=0, stop="stop", text=said)
         key = (self._seed, self._step, self.question.id, self.rollout_id or f"{self._pass}.trunk", number, 0)
         request = Request(prompt_ids=prompt_ids, params=role.sampling, key=key)
         with self._occupied():

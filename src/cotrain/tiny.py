@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cotrain.packaged import atomic_folder, cache_folder, quiet
+from cotrain.cache import atomic_folder, cache_folder
+from cotrain.packaged import quiet
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,10 @@ CPU, because everything that is drawn is keyed by the seed and the step. An erro
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +23,7 @@ from cotrain.assemble import Cast, Plan, load_cast, make_plan
 from cotrain.checkpoints import latest, load_checkpoint, prune, save_checkpoint
 from cotrain.config import RunConfig, dump_config, load_config
 from cotrain.data.questions import load_set
-from cotrain.errors import ConfigError, CotrainError, DataError, TrainError
+from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import UNTRAINED, eval_row
 from cotrain.loops import (
     Progress,
@@ -39,6 +42,8 @@ from cotrain.team import Roster
 from cotrain.trainer import Trainer
 from cotrain.types import Question
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True)
 class Run:
@@ -55,6 +60,7 @@ class Run:
     on_metrics: Callable[[Metrics], None]
     step: int = 0
     saved: int = -1
+    is_updating: bool = False  # some models may be a step ahead of the others
     best: tuple[int, float] | None = None  # step and score of the best evaluation so far
 
     @property
@@ -77,12 +83,11 @@ def train(
 
     Raises:
         ConfigError: the configuration does not fit together, or differs from that of the run to be resumed.
-        TrainError: the folder holds a run already (without `resume`), or updates fail.
+        TrainError: the folder holds a run already (without `resume`) or cannot be written, or updates fail.
     """
     _check_folder(folder, config, resume)
     run = _prepare(config, folder, progress, on_metrics)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(dump_config(config), encoding="utf-8")
+    runs.write_text(folder / "config.toml", dump_config(config))
     if resume and (checkpoint := latest(folder / "checkpoints")):
         state = load_checkpoint(checkpoint, run.trainers)
         run.step = run.saved = int(str(state["step"]))
@@ -93,12 +98,13 @@ def train(
     with _interrupts() as stop:
         try:
             asyncio.run(_train(run, stop))
-        except CotrainError:
-            if run.step > run.saved >= 0:
+        except Exception:
+            # An update that was broken off leaves the models at different steps: the last checkpoint is the way back.
+            if run.step > run.saved >= 0 and not run.is_updating:
                 _save(run)
             raise
         finally:
-            write_report(folder)
+            _report(folder)
 
 
 def _best(value: object) -> tuple[int, float] | None:
@@ -115,14 +121,30 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
     if written.exists():
         if not resume:
             raise TrainError(f"run folder {folder}", "it holds a run already", "Add --resume, or choose another folder")
-        if _lasting(load_config(written)) != _lasting(config):
-            raise ConfigError(
-                f"run folder {folder}",
-                "the configuration differs from the one that the run began with",
-                "Resume with the same settings (loop.steps and eval.every may change), or choose another folder",
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise TrainError(f"run folder {folder}", "it is not empty and holds no run", "Choose another folder")
+        began, goes_on = (_flat(_lasting(c).model_dump()) for c in (load_config(written), config))
+        for key in began | goes_on:
+            if began.get(key) != goes_on.get(key):
+                raise ConfigError(
+                    f"run folder {folder}",
+                    f"the run began with {key} = {began.get(key)!r}, now it is {goes_on.get(key)!r}",
+                    "Resume with the same settings (loop.steps and eval.every may change), or choose another folder",
+                )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not written.exists() and any(folder.iterdir()):
+            raise TrainError(f"run folder {folder}", "it is not empty and holds no run", "Choose another folder")
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        found = f"cannot be written: {error.strerror or error}"
+        raise TrainError(f"run folder {folder}", found, "Choose another folder") from None
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings by their dotted keys."""
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _lasting(config: RunConfig) -> RunConfig:
@@ -133,10 +155,19 @@ def _lasting(config: RunConfig) -> RunConfig:
 
 def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Callable[[Metrics], None]) -> Run:
     plan = make_plan(config)
+    if config.loop.steps and not any(agent.trainable for agent in plan.agents.values()):
+        raise ConfigError("agents", "none of them is trained", "Set trainable = true for an agent and its model")
     progress("loading questions", 0, 1)
     questions, corpus = load_set(config.data.train, config.corpus)
     if not questions:
         raise DataError("data.train", "no questions are left after its filters", "Loosen split, ids or limit")
+    for section, count in (
+        ("sampling", config.sampling.questions_per_step),
+        ("warmup", config.warmup.questions_per_step),
+    ):
+        if count > len(questions) and (section == "sampling" or config.warmup.steps):
+            found = f"{count}, but data.train has {len(questions)} questions"
+            raise ConfigError(f"{section}.questions_per_step", found, "Lower it, or give more questions")
     held_out = {name: load_set(chosen, config.corpus) for name, chosen in config.data.eval.items()}
     progress("loading models", 0, 1)
     cast = load_cast(plan)
@@ -184,7 +215,8 @@ async def _train(run: Run, stop: Stop) -> None:
         last = run.step == config.loop.steps or stop.asked
         if last or (config.eval.every and run.step % config.eval.every == 0):
             await _evaluate(run)
-        if last or run.step % config.loop.checkpoint_every == 0:
+        is_best = run.best is not None and run.best[0] == run.step
+        if last or is_best or run.step % config.loop.checkpoint_every == 0:
             _save(run)
     run.progress("training", run.step, config.loop.steps)
 
@@ -198,19 +230,22 @@ async def _train_step(run: Run) -> None:
         run.cast.engines[name].version = trainer.version
     with times("rollout"):
         groups = await rollouts(run.plan, run.roster, questions, step)
+    if not any(group.trajectories for group in groups):
+        raise InfrastructureError(f"step {step}", "not one rollout could be finished", "Mend what failed, then resume")
     try:
         records, dropped = judge(run.plan, groups)
-    except CotrainError:
+    except Exception:  # a metric of the user's may raise anything
         runs.write_groups(run.folder, step, [GroupRecord(group=group) for group in groups])
         raise
     runs.write_groups(run.folder, step, records)
     metrics: dict[str, float | int | str | None] = {"kind": "train", "step": step}
     metrics |= team_metrics(run.plan, records, dropped)
+    run.is_updating = True
     with times("update"):
         for name, samples in samples_by_model(records, list(config.models)).items():
             if name in run.trainers:
                 metrics |= run.trainers[name].update(samples)
-    run.step = step
+    run.step, run.is_updating = step, False
     _tell(run, metrics | times.metrics())
 
 
@@ -221,7 +256,9 @@ async def _warm_up(run: Run) -> None:
         run.progress("warming up", step - 1, config.steps)
         questions = questions_of_step(run.questions, step, config.questions_per_step, run.config.loop.seed)
         metrics: dict[str, float | int | str | None] = {"kind": "warmup", "step": 0, "warmup_step": step}
-        for name, samples in (await demonstrations(run.plan, run.roster, questions)).items():
+        by_model, dropped = await demonstrations(run.plan, run.roster, questions)
+        metrics |= {f"dropped/{reason}": count for reason, count in sorted(dropped.items())}
+        for name, samples in by_model.items():
             if name in run.trainers:
                 metrics |= run.trainers[name].warmup(samples, config.lr)
         _tell(run, metrics)
@@ -242,7 +279,7 @@ async def _evaluate(run: Run, suffix: str = "") -> None:
         reward = float(row["reward"])
         if place == 0 and not suffix and (run.best is None or reward > run.best[1]):
             run.best = (run.step, reward)
-    write_report(run.folder)
+    _report(run.folder)
 
 
 def _save(run: Run) -> None:
@@ -251,6 +288,14 @@ def _save(run: Run) -> None:
     save_checkpoint(checkpoints, run.step, run.trainers, {"best": run.best})
     run.saved = run.step
     prune(checkpoints, run.config.loop.keep_last, run.best[0] if run.best else None)
+
+
+def _report(folder: Path) -> None:
+    """Write the report; a page that cannot be drawn is no reason to lose a run."""
+    try:
+        write_report(folder)
+    except Exception as error:
+        log.warning("the report could not be written: %s: %s", type(error).__name__, error)
 
 
 def _tell(run: Run, metrics: Metrics) -> None:
@@ -293,7 +338,8 @@ def _interrupts() -> Iterator[Stop]:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
-        print("\nstopping after this step; press Ctrl-C again to stop at once", flush=True)
+        text = "\nstopping after this step (a warm-up is finished first); press Ctrl-C again to stop at once"
+        print(text, file=sys.stderr, flush=True)
 
     try:
         before = signal.signal(signal.SIGINT, on_signal)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from cotrain import runs
 from cotrain.assemble import Cast, load_cast, make_plan
-from cotrain.checkpoints import latest, load_weights
-from cotrain.config import RunConfig
+from cotrain.checkpoints import latest, load_weights, read_json
+from cotrain.config import RunConfig, load_config
 from cotrain.data.questions import load_set
-from cotrain.errors import ConfigError, DataError, TrainError
+from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import Prediction
 from cotrain.loops import Progress, judge, predict, quiet
 from cotrain.runs import GroupRecord
@@ -43,7 +43,12 @@ def check(config: RunConfig, *, progress: Progress = quiet) -> tuple[GroupRecord
         seed=config.loop.seed,
         group_size=config.sampling.group_size,
     )
-    records, _ = judge(plan, [asyncio.run(_group(plan.strategy(job)))])
+    group = asyncio.run(_group(plan.strategy(job)))
+    if not group.trajectories:
+        raise InfrastructureError(
+            f"question {job.question.id}", "not one rollout could be finished", "Mend what failed"
+        )
+    records, _ = judge(plan, [group])
     return records[0], cast
 
 
@@ -74,6 +79,8 @@ def ask_team(
     question = Question(id="asked", text=text, answers=())
     job = Job(system=plan.system, roster=cast.roster(pages).greedy(), question=question, seed=config.loop.seed)
     branches = asyncio.run(fork(job, at=0, size=1))
+    if not branches.trajectories:
+        raise InfrastructureError(f"question {text!r}", "its rollout could not be finished", "Mend what failed")
     return Group(question=question, step=0, strategy="asked", trajectories=branches.trajectories), cast
 
 
@@ -87,18 +94,19 @@ def evaluate_run(
 ) -> dict[str, list[Prediction]]:
     """Evaluate a checkpoint (or the models as configured) on held-out sets; by default on all of them.
 
-    With a folder, the predictions are also written into it, under the checkpoint's step.
+    With a folder and its own configuration, the predictions are also written into it, under the checkpoint's step.
     """
     plan = make_plan(config)
     chosen = {name: _set_named(config, name) for name in (sets or list(config.data.eval))}
     held_out = {name: load_set(which, config.corpus) for name, which in chosen.items()}
     cast = load_cast(plan)
     step = use_checkpoint(cast, folder, checkpoint) if folder is not None else 0
+    is_its_own = folder is not None and config == load_config(folder / "config.toml")
     results = {}
     for name, (questions, corpus) in held_out.items():
         work = predict(plan, cast.roster(corpus), questions, progress=progress, label=f"evaluating {name}")
         results[name] = asyncio.run(work)
-        if folder is not None:
+        if folder is not None and is_its_own:
             label = f"{name}@untrained" if checkpoint == "untrained" else name
             runs.write_predictions(folder, step, label, results[name])
     return results
@@ -114,8 +122,9 @@ def use_checkpoint(cast: Cast, folder: Path, checkpoint: str) -> int:
         return 0
     path = find_checkpoint(folder, checkpoint)
     step = load_weights(path, cast.models)
-    for engine in cast.engines.values():
-        engine.version = step
+    for name, engine in cast.engines.items():
+        if (path / name / "trainer.json").exists():  # a model that is not trained has none, and stays at version 0
+            engine.version = int(str(read_json(path / name / "trainer.json")["version"]))
     return step
 
 
@@ -133,7 +142,7 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Path:
         return newest
     if checkpoint == "best":
         step = best_step(folder)
-    elif checkpoint.isdigit():
+    elif checkpoint.isdecimal():
         step = int(checkpoint)
     else:
         raise TrainError(f"checkpoint {checkpoint!r}", "no such name", "Use latest, best, untrained or a step")

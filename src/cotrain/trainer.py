@@ -240,7 +240,7 @@ class Trainer:
             self._bad_updates = 0 if is_finite else self._bad_updates + 1
         if self._bad_updates > self.max_bad_updates:
             found = f"{self._bad_updates} updates in a row without a finite loss and gradient"
-            raise TrainError(f"model {self.model.name}", found, "Go back to a checkpoint and lower the learning rate")
+            raise TrainError(f"model {self.model.name}", found, "Export a checkpoint and train it with a lower rate")
         state = {"lr": lr, "version": self.version, "skipped": int(not is_finite)}
         return self._summary(packs, tally) | self._named(state)
 

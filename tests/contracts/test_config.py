@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,11 @@ from cotrain.errors import ConfigError
         ("models.base.dtype='float16'", "models.base.dtype = 'float16'"),
         ("sampling.fork_probabilities=[0.5, 0.5]", "fork_probabilities belong to strategy 'round_robin'"),
         ("rewards.penalties.rewriter=0.5", "rewards.penalties.rewriter = 0.5"),
+        ("rewards.penalties.rewriter=-inf", "rewards.penalties.rewriter = -inf"),
+        ("models.base.optimizer.lr=inf", "should be a finite number"),
+        ("models.'a/b'.path=x", "the name \"'a/b'\" cannot be a file's"),
+        ("data.eval.a/b.limit=1", "the name 'a/b' cannot be a file's"),
+        ("data.eval.dev@untrained.limit=1", "the name 'dev@untrained' cannot be a file's"),
         ("loop", "no key=value pair"),
         ("loop.steps.x=1", "loop.steps"),
     ],
@@ -38,6 +44,17 @@ def test_missing_and_broken_files(tmp_path):
     (tmp_path / "bad.toml").write_text("[loop\nsteps = 3")
     with pytest.raises(ConfigError, match=r"not valid TOML: .*line 1"):
         load_config(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
+        load_config(tmp_path)
+
+
+def test_the_world_s_questions_are_never_trained_on_and_held_out_at_once():
+    config = load_config(None, ["data.train.limit=5", "data.eval.dev.limit=3", "data.eval.far.world.hops=[3]"])
+    assert config.data.train.split == "train"
+    assert {name: chosen.split for name, chosen in config.data.eval.items()} == {"dev": "dev", "far": "dev"}
+    files = load_config(None, ["data.train.source=q.jsonl", "data.eval.dev.source=q.jsonl"])
+    assert (files.data.train.split, files.data.eval["dev"].split) == (None, None)
+    assert parse_config(tomllib.loads(dump_config(files))) == files
 
 
 def test_overrides_keep_types_and_take_bare_words(tmp_path):
@@ -56,8 +73,6 @@ def test_a_dumped_configuration_reads_back_equal(text, beta, stop):
             "models": {"base": {"lora": {"rank": 4}}, "other": {}},
         }
     )
-    import tomllib
-
     assert parse_config(tomllib.loads(dump_config(config))) == config
 
 

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotrain import packaged
+from cotrain.cache import atomic_folder, cache_folder
 from cotrain.config import LoraConfig, ModelConfig
 from cotrain.errors import ModelError
 from cotrain.models import export_model, list_models, load_model, resolve
-from cotrain.packaged import PACKAGES, Package, atomic_folder, cache_folder, fetch
+from cotrain.packaged import PACKAGES, Package, fetch
 from cotrain.render import Renderer
 from cotrain.tiny import TINY, TinySpec, build_tiny, random_network, train_tokenizer
 

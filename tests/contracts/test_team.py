@@ -230,3 +230,41 @@ def test_team_writes_down_calls_in_the_order_of_issue():
         return [(call.kind, call.name) for call in team.record.calls]
 
     assert run(main()) == [("ask", "a0"), ("ask", "a1")]
+
+
+def test_under_a_script_only_its_own_words_are_lessons():
+    def only_first(agent, q, fields):
+        return "red old river" if agent == "a0" else None
+
+    work, _ = job(chain(2), script=random_words)
+    group = run(fork_on_first(replace(work, script=only_first)))
+    assert {(t.agent, t.trainable) for t in group.trajectories} == {("a0", True), ("a1", False)}
+
+
+def test_a_demonstration_that_does_not_fit_the_context_is_counted_and_no_lesson():
+    system = chain(1)
+    roster, _ = cast(system)
+    prompt = len("user: a0 what is q1? \n")
+    for room, fits in ((4, True), (3, False)):  # "red" and the end of the turn
+        small = ScriptedEngine(random_words, CharTokenizer(), context=prompt + room)
+        work = Job(
+            system=system,
+            roster=replace(roster, engines={"base": small}),
+            question=question(),
+            group_size=1,
+            script=lambda *_: "red",
+        )
+        group = run(fork_on_first(work))
+        assert [t.trainable for t in group.trajectories] == [fits]
+        assert dict(group.dropped) == ({} if fits else {"context_full": 1})
+
+
+@pytest.mark.parametrize("prompt", ["{said.missing}", "{said[0}", "{", "{0}"])
+def test_a_prompt_that_is_no_template_is_an_error(prompt):
+    async def workflow(team, q):
+        return await team.ask("a", said="x")
+
+    system = System(run=workflow, agents=(Agent(name="a", model="base", prompt=prompt),))
+    work, _ = job(system)
+    with pytest.raises(WorkflowError, match="agent a: its prompt"):
+        run(fork_on_first(work))

@@ -1,17 +1,19 @@
 """Calls that run at once: they neither hang a cohort nor confuse a replay, and nothing of a failed one stays behind."""
 
 import asyncio
+import random
 
 import pytest
 
 from cotrain import record
 from cotrain.engines.base import Cohort
+from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import InfrastructureError, ReplayError, WorkflowError
 from cotrain.loops import together
 from cotrain.sampling import Job, fork, fork_on_first, independent, round_robin
-from cotrain.team import System
-from cotrain.types import Agent
-from support import cast, chain, question, random_words, run
+from cotrain.team import Roster, System
+from cotrain.types import Agent, Group
+from support import CharRenderer, CharTokenizer, cast, chain, question, random_words, run
 
 NAMES = "abcde"
 
@@ -223,3 +225,70 @@ def test_an_output_named_twice_in_reads_is_read_once():
     roster, _ = cast(system)
     branches = run(fork(Job(system=system, roster=roster, question=question()), at=0, size=2))
     assert [len(t.reads) for t in branches.trajectories] == [0, 1, 0, 1]
+
+
+def random_tree(draw, depth):
+    """A workflow: an agent or a tool, or a list of workflows to do in a row or at once."""
+    kind = draw.choice(["ask", "plain", "slow", "row", "at_once", "at_once"][: 6 if depth else 3])
+    if kind in ("row", "at_once"):
+        return kind, [random_tree(draw, depth - 1) for _ in range(draw.randint(1, 3))]
+    return kind, draw.choice("abc")
+
+
+def num_asks(tree):
+    kind, inside = tree
+    return sum(map(num_asks, inside)) if kind in ("row", "at_once") else int(kind == "ask")
+
+
+async def walk(team, tree, path):
+    """Do a workflow; the outputs of its asks."""
+    kind, inside = tree
+    if kind == "ask":
+        return [await team.ask(inside, said=path)]
+    if kind in ("plain", "slow"):
+        await team.use(kind, path)
+        return []
+    parts = (walk(team, part, f"{path}{i}") for i, part in enumerate(inside))
+    done = await asyncio.gather(*parts) if kind == "at_once" else [await part for part in parts]
+    return [output for outputs in done for output in outputs]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_workflow_forks_at_any_ask_under_any_batching_and_loses_failed_rollouts_alone(seed):
+    draw = random.Random(seed)
+    tree = "at_once", [random_tree(draw, 3) for _ in range(3)]
+    at, size, batching = draw.randrange(num_asks(tree) + 1), 3, ("step", "group", "continuous")[seed % 3]
+
+    async def workflow(team, q):
+        return await team.ask("c", said="end", reads=await walk(team, tree, "p"))
+
+    def script(prompt, request):
+        if seed % 4 == 0 and random.Random(repr(request.key)).random() < 0.05:
+            raise InfrastructureError("engine", "it is down", "Wait")
+        return random_words(prompt, request)
+
+    async def slow(path):
+        for _ in range(random.Random(f"{path}{seed}").randint(0, 5)):
+            await asyncio.sleep(0)
+
+    agents = [Agent(name=n, model="other" if n == "b" else "base", prompt=n + " {said}") for n in "abc"]
+    roster = Roster(
+        agents={agent.name: agent for agent in agents},
+        engines={name: ScriptedEngine(script, CharTokenizer()) for name in ("base", "other")},
+        renderers={name: CharRenderer() for name in ("base", "other")},
+        tools={"plain": len, "slow": slow},
+    )
+    system = System(run=workflow, agents=tuple(agents))
+
+    async def job(q, cohort):
+        work = Job(system=system, roster=roster, question=q, cohort=cohort)
+        forked = await fork(work, at=at, size=size)
+        return Group(question=q, step=0, strategy="x", trajectories=forked.trajectories, dropped=forked.dropped)
+
+    for group in run(asyncio.wait_for(together(job, [question("q1"), question("q2")], batching), 30)):
+        left = size - group.dropped.get("infrastructure", 0)
+        assert len(group.trajectories) == (at + left * (num_asks(tree) + 1 - at) if left else 0)
+        for rollout in group.by_rollout().values():
+            assert [t.call for t in rollout] == list(range(num_asks(tree) + 1))
+        forked = {(t.agent, t.turns[0].prompt_ids) for t in group.trajectories if t.call == at}
+        assert len(forked) == (1 if left else 0)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from cotrain.cache import cache_folder
 from cotrain.errors import ModelError
-from cotrain.packaged import cache_folder
 from cotrain.render import Renderer
 from cotrain.tiny import CHATML, train_tokenizer
 

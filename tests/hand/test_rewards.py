@@ -93,3 +93,23 @@ def test_an_unknown_reward_stays_unknown_and_is_never_zero():
 def test_a_circle_of_reads_is_an_error():
     with pytest.raises(WorkflowError, match="reads itself in a circle"):
         propagate(group(trajectory("a", reads=("b",)), trajectory("b", reads=("a",))), {})
+
+
+def test_a_reader_counts_once_however_often_it_names_what_it_read():
+    known = [
+        trajectory("b", reads=("a", "a"), rewards={"shared": 1.0}),
+        trajectory("c", reads=("a",), rewards={"shared": 0.0}),
+    ]
+    scored = propagate(group(trajectory("a"), *known), {})
+    assert scored.trajectories[0].rewards == {"shared": 0.5}
+
+
+def test_a_read_that_leads_out_of_the_group_is_an_error():
+    with pytest.raises(WorkflowError, match="trajectory b: it reads z, which is not in its group"):
+        propagate(group(trajectory("b", reads=("z",))), {})
+
+
+@pytest.mark.parametrize("value", [None, "1", float("nan"), float("-inf")])
+def test_what_is_no_finite_number_is_no_reward(value):
+    with pytest.raises(RewardError, match="trajectory a: the metric gave"):
+        score(group(trajectory("a")), lambda answer, golds: value)

@@ -11,9 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +20,7 @@ import bm25s
 import numpy as np
 import Stemmer
 
+from cotrain.cache import atomic_folder, cache_folder
 from cotrain.config import CorpusConfig
 from cotrain.data.questions import load_passages
 from cotrain.errors import DataError
@@ -66,7 +64,7 @@ class Corpus:
         passages = tuple(dict.fromkeys(found))
         if not passages:
             raise DataError("corpus", "no passages in it", "Give at least one passage")
-        folder = _cache_root(config) / "bm25" / _key(passages, config)
+        folder = cache_folder(config.cache) / "bm25" / _key(passages, config)
         if not folder.exists():
             _build(folder, passages, config)
         try:
@@ -123,11 +121,6 @@ def shares(total: int, count: int) -> list[int]:
     return [total // count + (i < total % count) for i in range(count)]
 
 
-def _cache_root(config: CorpusConfig) -> Path:
-    """Where indices are kept: `config.cache`, else $COTRAIN_CACHE, else ~/.cache/cotrain."""
-    return Path(config.cache or os.environ.get("COTRAIN_CACHE") or "~/.cache/cotrain").expanduser()
-
-
 def _take(hits: Iterator[Passage], taken: dict[Passage, None], size: int) -> None:
     """Move hits into `taken` until it has `size` passages or the hits are at their end."""
     while len(taken) < size and (passage := next(hits, None)) is not None:
@@ -168,13 +161,9 @@ def _build(folder: Path, passages: Sequence[Passage], config: CorpusConfig) -> N
     if not any(tokens):
         raise DataError("corpus", "no passage has a word to index", "Give passages with other than stop words")
     index.index(tokens, create_empty_token=False, show_progress=False)
-    part = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     try:
-        index.save(part, show_progress=False)
-        part.rename(folder)
+        with atomic_folder(folder) as part:
+            index.save(part, show_progress=False)
     except OSError as error:
-        if not folder.exists():  # else another process was faster, and its index is as good
-            found = f"cannot be written: {error.strerror or error}"
-            raise DataError(f"index {folder}", found, "Set corpus.cache or COTRAIN_CACHE to another folder") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        found = f"cannot be written: {error.strerror or error}"
+        raise DataError(f"index {folder}", found, "Set corpus.cache or COTRAIN_CACHE to another folder") from None
