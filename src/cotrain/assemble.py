@@ -57,7 +57,8 @@ class Cast:
             return tuple(fan_out(corpus.search, queries, total=count))
 
         renderers = {name: Renderer(model.tokenizer) for name, model in self.models.items()}
-        return Roster(agents=self.plan.agents, engines=self.engines, renderers=renderers, tools={"search": search})
+        tools = {"search": search, **self.plan.system.tools}
+        return Roster(agents=self.plan.agents, engines=self.engines, renderers=renderers, tools=tools)
 
 
 def make_plan(config: RunConfig) -> Plan:

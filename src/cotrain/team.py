@@ -48,12 +48,14 @@ class System:
     """A team's workflow with its agents.
 
     `run` returns the trajectory that is the rollout's answer. `penalties` are each agent's credit for a faulty output.
+    `tools` are the system's own, by name; a configured run adds `search(queries, count)` over its corpus.
     `demonstrate` says what a rule would answer in an agent's place, for a supervised warm-up on the formats.
     """
 
     run: Callable[[Team, Question], Awaitable[Trajectory]]
     agents: tuple[Agent, ...]
     penalties: Mapping[str, float] = field(default_factory=dict)
+    tools: Mapping[str, Tool] = field(default_factory=dict)
     demonstrate: Script | None = None
 
 

@@ -8,6 +8,7 @@ CPU, because everything that is drawn is keyed by the seed and the step. An erro
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 import sys
@@ -87,15 +88,13 @@ def train(
     """
     _check_folder(folder, config, resume)
     run = _prepare(config, folder, progress, on_metrics)
-    runs.write_text(folder / "config.toml", dump_config(config))
-    if resume and (checkpoint := latest(folder / "checkpoints")):
-        state = load_checkpoint(checkpoint, run.trainers)
-        run.step = run.saved = int(str(state["step"]))
-        run.best = _best(state["best"])
-        runs.rewind(folder, run.step)
-    else:
-        runs.rewind(folder, -1)
-    with _interrupts() as stop:
+    with _only_writer(folder), _interrupts() as stop:
+        runs.write_text(folder / "config.toml", dump_config(config))
+        if resume and (checkpoint := latest(folder / "checkpoints")):
+            state = load_checkpoint(checkpoint, run.trainers)
+            run.step = run.saved = int(str(state["step"]))
+            run.best = _best(state["best"])
+        runs.rewind(folder, run.saved)
         try:
             asyncio.run(_train(run, stop))
         except Exception:
@@ -105,6 +104,19 @@ def train(
             raise
         finally:
             _report(folder)
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets it go when the process ends, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TrainError(
+                f"run folder {folder}", "another process is training in it", "Wait for it to end, or stop it"
+            ) from None
+        yield
 
 
 def _best(value: object) -> tuple[int, float] | None:

@@ -10,6 +10,7 @@ from cotrain.assemble import make_plan
 from cotrain.config import load_config
 from cotrain.errors import ConfigError, InfrastructureError
 from cotrain.systems.search_pipeline import search_pipeline
+from cotrain.team import System
 from cotrain.trained import check
 from cotrain.types import Agent
 
@@ -150,3 +151,18 @@ def test_a_file_of_the_user_s_is_read_once_and_may_hold_dataclasses(tmp_path):
     assert "randint" in dir(__import__("random"))
     with pytest.raises(ConfigError, match="no such file"):
         plan_of(f"system.name={tmp_path}/nothing.py:team")
+
+
+def test_a_system_brings_its_own_tools_beside_the_search(systems):
+    def clock() -> str:
+        return "noon"
+
+    async def run(team, question):
+        (first, *_) = await team.use("search", ("Truburg",), 1)
+        return await team.ask("teller", time=await team.use("clock"), page=first.title)
+
+    teller = Agent(name="teller", model="base", prompt="{time} {page}")
+    systems.build = lambda: System(run=run, agents=(teller,), tools={"clock": clock})
+    record, cast = check(load_config(None, ["system.name=mine:build", "models.base.path=tiny-llama"]))
+    prompt = cast.models["base"].tokenizer.decode(record.group.trajectories[0].turns[0].prompt_ids)
+    assert "noon Truburg" in prompt

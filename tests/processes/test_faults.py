@@ -210,3 +210,13 @@ def test_a_second_ctrl_c_ends_at_once_and_the_run_can_be_resumed(tmp_path, unbro
     training.train(config, folder, resume=True)  # nothing was saved yet: it begins again
     kinds = [json.loads(line)["kind"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["eval", "warmup", "eval", "train", "eval"]
+
+
+def test_a_second_process_in_the_same_folder_is_refused(unbroken):
+    before = (unbroken / "metrics.jsonl").read_bytes()
+    with (
+        training._only_writer(unbroken),
+        pytest.raises(TrainError, match="another process is training in it"),
+    ):
+        training.train(config_of(), unbroken, resume=True)
+    assert (unbroken / "metrics.jsonl").read_bytes() == before
