@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cotrain import runs
@@ -224,11 +224,11 @@ async def _train(run: Run, stop: Stop) -> None:
     while run.step < config.loop.steps and not stop.asked:
         run.progress("training", run.step, config.loop.steps)
         await _train_step(run)
-        last = run.step == config.loop.steps or stop.asked
+        last = run.step == config.loop.steps
         if last or (config.eval.every and run.step % config.eval.every == 0):
             await _evaluate(run)
         is_best = run.best is not None and run.best[0] == run.step
-        if last or is_best or run.step % config.loop.checkpoint_every == 0:
+        if last or stop.asked or is_best or run.step % config.loop.checkpoint_every == 0:
             _save(run)
     run.progress("training", run.step, config.loop.steps)
 
@@ -338,7 +338,6 @@ class Stop:
     """Whether the user asked the run to end."""
 
     asked: bool = False
-    handlers: dict[int, object] = field(default_factory=dict)
 
 
 @contextmanager
