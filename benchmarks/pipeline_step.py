@@ -4,7 +4,7 @@ The same prompts and completions on both sides, SmolLM2-135M with all weights tr
 generated world, fork on first, 4 questions, G = 8. Plain means: `generate` on all prompts of an agent at once, padded,
 and an update in padded micro-batches of 8 with logits on the completions alone.
 
-    python benchmarks/pipeline_step.py --dtype bfloat16 --repeats 3 --out benchmarks/results/pipeline_step-bfloat16.json
+    python benchmarks/pipeline_step.py --dtype bfloat16 --repeats 2 --out benchmarks/results/pipeline_step-bfloat16.json
 """
 
 from __future__ import annotations
