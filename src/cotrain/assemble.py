@@ -12,9 +12,10 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cotrain.config import AgentConfig, RunConfig
 from cotrain.data.corpus import Corpus, fan_out
@@ -94,7 +95,7 @@ def make_plan(config: RunConfig) -> Plan:
         system=system,
         agents=agents,
         rules=rules,
-        metric=METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS),  # type: ignore[arg-type]
+        metric=METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS),
         strategy=_strategy(config, len(agents)),
     )
 
@@ -127,14 +128,14 @@ def load_system(config: RunConfig) -> System:
     """
     name = config.system.name
     build = _function(SYSTEMS.get(name, name), "system.name", SYSTEMS)
-    signature = inspect.signature(build)  # type: ignore[arg-type]
+    signature = inspect.signature(build)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         _refuse_unknown("system.settings", config.system.settings, signature.parameters, f"the arguments of {name}")
     try:
         signature.bind(**config.system.settings)
     except TypeError as error:
         raise ConfigError("system.settings", f"{name} cannot be called: {error}", "Set what it needs") from None
-    system = build(**config.system.settings)  # type: ignore[operator]
+    system = build(**config.system.settings)
     if not isinstance(system, System):
         raise ConfigError("system.name", f"{name} returned a {type(system).__name__}", "Have it return a System")
     if not system.agents:
@@ -171,7 +172,7 @@ def _override(agent: Agent, override: AgentConfig | None) -> Agent:
     return replace(agent, **given, sampling=replace(agent.sampling, **of_sampling))
 
 
-def _function(name: str, where: str, known: Iterable[str]) -> object:
+def _function(name: str, where: str, known: Iterable[str]) -> Callable[..., Any]:
     """The callable that `module:function` or `path/file.py:function` names."""
     module_name, _, attribute = name.rpartition(":")
     if not module_name:
@@ -184,7 +185,7 @@ def _function(name: str, where: str, known: Iterable[str]) -> object:
         module = _module(module_name)
     except (ImportError, FileNotFoundError) as error:
         raise ConfigError(where, f"cannot import '{module_name}': {error}", "Check the path or install it") from error
-    function = getattr(module, attribute, None)
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(where, f"'{module_name}' has no function '{attribute}'", "Check the name")
     return function

@@ -48,7 +48,7 @@ async def rollouts(plan: Plan, roster: Roster, questions: Sequence[Question], st
     """Have the team work on each question by the plan's strategy; one group per question, in order."""
 
     def job(question: Question, cohort: Cohort | None) -> Coroutine[object, object, Group]:
-        return plan.strategy(  # type: ignore[return-value]
+        return plan.strategy(
             Job(
                 system=plan.system,
                 roster=roster,

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from cotrain.engines.base import Cohort
 from cotrain.errors import ConfigError, InfrastructureError, WorkflowError
@@ -44,7 +45,7 @@ class Branches:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
-Strategy = Callable[[Job], Awaitable[Group]]
+Strategy = Callable[[Job], Coroutine[object, object, Group]]
 
 
 async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
@@ -56,20 +57,23 @@ async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
         WorkflowError: the system makes no ask number `at`, or a rollout leaves an output that nobody reads or scores.
         ReplayError: a branch makes other calls than the trunk did.
     """
-    common = {
-        "seed": job.seed,
-        "step": job.step,
-        "pass_id": pass_id,
-        "cohort": job.cohort,
-        "script": job.script,
-    }
-    trunk = Team(job.roster, job.question, branch=None, pause_at=at, **common)  # type: ignore[arg-type]
+    team_of = partial(
+        Team,
+        job.roster,
+        job.question,
+        seed=job.seed,
+        step=job.step,
+        pass_id=pass_id,
+        cohort=job.cohort,
+        script=job.script,
+    )
+    trunk = team_of(branch=None, pause_at=at)
     try:
         await _run_trunk(job, trunk, at)
     except Exception as error:
         _raise_unless_infrastructure(error, job)
         return Branches(trajectories=(), dropped={"infrastructure": size})
-    teams = [Team(job.roster, job.question, branch=b, past=trunk.record, **common) for b in range(size)]  # type: ignore[arg-type]
+    teams = [team_of(branch=b, past=trunk.record) for b in range(size)]
     cohort = job.cohort or Cohort()
     finished = await cohort.gather([_run_branch(job, team, trunk) for team in teams])
     dropped = Counter(trunk.dropped)

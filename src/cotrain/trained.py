@@ -9,7 +9,7 @@ from pathlib import Path
 from cotrain import runs
 from cotrain.assemble import Cast, load_cast, make_plan
 from cotrain.checkpoints import latest, load_weights, read_json
-from cotrain.config import RunConfig, load_config
+from cotrain.config import QuestionSet, RunConfig, load_config
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import Prediction
@@ -43,19 +43,13 @@ def check(config: RunConfig, *, progress: Progress = quiet) -> tuple[GroupRecord
         seed=config.loop.seed,
         group_size=config.sampling.group_size,
     )
-    group = asyncio.run(_group(plan.strategy(job)))
+    group = asyncio.run(plan.strategy(job))
     if not group.trajectories:
         raise InfrastructureError(
             f"question {job.question.id}", "not one rollout could be finished", "Mend what failed"
         )
     records, _ = judge(plan, [group])
     return records[0], cast
-
-
-async def _group(work: object) -> Group:
-    group = await work  # type: ignore[misc]
-    assert isinstance(group, Group)
-    return group
 
 
 def ask_team(
@@ -166,7 +160,7 @@ def _reward(row: Mapping[str, object]) -> float:
     return float(str(row["reward"]))
 
 
-def _set_named(config: RunConfig, name: str):  # type: ignore[no-untyped-def]
+def _set_named(config: RunConfig, name: str) -> QuestionSet:
     if name not in config.data.eval:
         raise ConfigError(f"held-out set {name!r}", "no such set", f"Known: {', '.join(config.data.eval)}")
     return config.data.eval[name]
