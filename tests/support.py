@@ -8,7 +8,7 @@ from typing import TypeVar
 from cotrain.engines.base import Request
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.team import Roster, System, Team
-from cotrain.types import Agent, Question, SamplingParams, Trajectory
+from cotrain.types import Agent, Completion, Question, SamplingParams, Trajectory
 
 Result = TypeVar("Result")
 
@@ -29,8 +29,17 @@ class CharTokenizer:
 class CharRenderer:
     """Messages as `role: content` lines."""
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    native_tools = False
+
+    def render(self, messages: Sequence[tuple[str, str]], tools: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
         return tuple(ord(c) for role, content in messages for c in f"{role}: {content}\n")
+
+    def extend(self, prompt_ids: tuple[int, ...], completion: Completion, results: Sequence[str]) -> tuple[int, ...]:
+        said = completion.token_ids if completion.token_ids[-1:] == (0,) else (*completion.token_ids, 0)
+        return (*prompt_ids, *said, *(ord(c) for c in f"results: {' | '.join(results)}\n"))
+
+    def reply(self, completion: Completion) -> str:
+        return completion.text.strip()
 
     def demonstration(self, text: str) -> tuple[int, ...]:
         return (*(ord(c) for c in text), 0)

@@ -8,10 +8,11 @@ from cotrain.advantages import group_relative
 from cotrain.config import RunConfig, load_config
 from cotrain.engines.base import Cohort, Engine, Request
 from cotrain.engines.scripted import ScriptedEngine
-from cotrain.errors import CotrainError, InfrastructureError
+from cotrain.episode import Tool
+from cotrain.errors import CotrainError, InfrastructureError, ToolError
 from cotrain.rewards import accuracy, credits, exact_match, f1, propagate, score
 from cotrain.sampling import Job, fork, fork_on_first, independent, round_robin
-from cotrain.team import Roster, System, Team, Tool
+from cotrain.team import Roster, System, Team
 from cotrain.types import (
     Agent,
     Completion,
@@ -21,6 +22,7 @@ from cotrain.types import (
     Question,
     Sample,
     SamplingParams,
+    ToolCall,
     Trajectory,
     Turn,
 )
@@ -46,6 +48,8 @@ __all__ = [
     "System",
     "Team",
     "Tool",
+    "ToolCall",
+    "ToolError",
     "Trajectory",
     "Turn",
     "accuracy",

@@ -19,7 +19,7 @@ class CotrainError(Exception):
         self.where, self.found, self.fix = where, found, fix
         super().__init__(f"{where}: {found}. {fix}.")
 
-    def __reduce__(self) -> tuple[type["CotrainError"], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type["CotrainError"], tuple[str, ...]]:
         return type(self), (self.where, self.found, self.fix)
 
 
@@ -51,5 +51,20 @@ class TrainError(CotrainError):
     """An update that cannot be made, or a run that cannot be continued."""
 
 
+class ToolError(CotrainError):
+    """A call that a tool refuses, such as a page that does not exist: the agent is told, and scored like any other."""
+
+
 class InfrastructureError(CotrainError):
-    """Something around the policy failed (an engine, a tool, a service); the rollout is removed and counted."""
+    """Something around the policy failed (an engine, a tool, a service); the rollout is removed and counted.
+
+    Args:
+        reason: the name it is counted under.
+    """
+
+    def __init__(self, where: str, found: str, fix: str, reason: str = "infrastructure") -> None:
+        super().__init__(where, found, fix)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["CotrainError"], tuple[str, ...]]:
+        return type(self), (self.where, self.found, self.fix, self.reason)

@@ -1,10 +1,10 @@
 """Chat messages to token ids: the only code that tokenises.
 
-A `Renderer` belongs to one model. What an engine samples is never tokenised again; only prompts and the demonstrations
-of a warm-up pass through here. Guarantees: control tokens come from the chat template alone, so nothing that a passage
-or another agent writes can open a role or end a turn; where contents hold no control token, the ids equal those of the
-template's output tokenised as one string. A template sees a placeholder in place of every content, so it cannot branch
-on what a content says; one that alters contents other than by trimming their ends is refused.
+A `Renderer` belongs to one model. What an engine samples is never tokenised again: in an episode the next prompt is
+the last one, the sampled ids and what the template writes up to the next reply. Only that, prompts and demonstrations
+pass through here. Guarantees: control tokens come from the chat template alone, so nothing that a passage, a tool or
+another agent writes can open a role or end a turn; where contents hold no control token, the ids equal those of the
+template's output tokenised as one string, but for what `templates.py` says of trimmed new lines.
 """
 
 from __future__ import annotations
@@ -14,89 +14,51 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cotrain.errors import ModelError
-
-FALLBACK_TEMPLATE = (
-    "{{ bos_token or '' }}{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
+from cotrain.templates import (
+    FALLBACK_TEMPLATE,
+    Backend,
+    Piece,
+    Shape,
+    Slot,
+    Tokenizer,
+    any_of,
+    control_tokens,
+    end_of_turn,
+    fast,
+    fill,
+    has_native_tools,
+    skeleton,
+    unusable,
 )
-"""For base models, which bring no chat template: `User: ...`, a blank line, `Assistant:`; an answer ends with eos."""
+from cotrain.types import Completion
 
-_PROBE = "\u2003"  # a space that templates do not write: what is left of it tells whether a content's ends are trimmed
-_SAMPLE = " Two\nlines, \"quoted\" & <b>Bold</b> 'x' "
-_SLOT = re.compile(f"({_PROBE}?)\ue000(\\d+)\ue001({_PROBE}?)")
+__all__ = ["FALLBACK_TEMPLATE", "Renderer", "Tokenizer", "end_of_turn"]
 
-
-class Encoding(Protocol):
-    """What a fast tokenizer returns."""
-
-    @property
-    def ids(self) -> list[int]:
-        """Token ids."""
-        ...
-
-
-class Backend(Protocol):
-    """The part of a `tokenizers.Tokenizer` that cotrain uses."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding:
-        """Text to ids."""
-        ...
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token."""
-        ...
-
-    def to_str(self) -> str:
-        """The whole tokenizer as JSON."""
-        ...
-
-
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that cotrain uses."""
-
-    eos_token_id: int | None
-    chat_template: str | None
-
-    @property
-    def backend_tokenizer(self) -> Backend:
-        """The fast tokenizer inside."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Ids to text."""
-        ...
-
-    def apply_chat_template(
-        self,
-        conversation: Sequence[dict[str, str]],
-        *,
-        chat_template: str | None = None,
-        tokenize: bool = True,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """Messages to the text of a prompt."""
-        ...
+_THOUGHT = ("<think>", "</think>")
+_TAGS = frozenset((*_THOUGHT, "<tool_call>", "</tool_call>"))  # parts of a reply, even where they are special tokens
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """The place of one message's content in a template's output."""
+class _Controls:
+    """A tokenizer's control tokens by name: their ids, and their aliases (see `_aliased`), which `pattern` finds.
 
-    index: int
-    trim_left: bool
-    trim_right: bool
+    `silent` are the special ones: those that end or frame messages and have no place in a text.
+    """
 
-    def fill(self, content: str) -> str:
-        content = content.lstrip() if self.trim_left else content
-        return content.rstrip() if self.trim_right else content
+    ids: Mapping[str, int]
+    aliases: Mapping[str, str]
+    pattern: re.Pattern[str]
+    silent: frozenset[int]
 
+    def swap(self, text: str) -> str:
+        """The text with the aliases of the control tokens that it names."""
+        return any_of(self.ids).sub(lambda m: self.aliases[m.group()], text) if self.ids else text
 
-_Piece = str | _Slot
-_Shape = tuple[tuple[str, str | None], ...]
+    def found(self, text: str) -> list[int]:
+        """The ids of the control tokens in a text with aliases."""
+        return [int(id) for id in self.pattern.findall(text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +66,9 @@ class Renderer:
     """Turns messages into prompt ids for one tokenizer.
 
     `end_id` is the token that ends an assistant's message in the chat template (`<|im_end|>`, `<|eot_id|>`, ...), or
-    the tokenizer's eos. Making a renderer costs about a second for a vocabulary of 150,000; keep it.
+    the tokenizer's eos. `native_tools`: the template lists tools and teaches calls as JSON in `<tool_call>` tags.
+    `opens_thought`: it begins a reply inside `<think>`. Making a renderer costs about a second for a vocabulary of
+    150,000; keep it.
 
     Raises:
         ModelError: the tokenizer has no fast backend, no end token, or a template that cannot be used.
@@ -112,98 +76,128 @@ class Renderer:
 
     tokenizer: Tokenizer
     end_id: int = field(init=False)
+    native_tools: bool = field(init=False)
+    opens_thought: bool = field(init=False)
     _backend: Backend = field(init=False, repr=False, compare=False)
-    _aliases: Mapping[str, str] = field(init=False, repr=False, compare=False)
-    _skeletons: dict[_Shape, tuple[_Piece, ...]] = field(init=False, repr=False, compare=False)
+    _controls: _Controls = field(init=False, repr=False, compare=False)
+    _skeletons: dict[tuple[Shape, tuple[str | None, ...]], tuple[Piece, ...]] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        backend, aliases = _aliased(_fast(self.tokenizer))
-        for name, value in (("_backend", backend), ("_aliases", aliases), ("_skeletons", {})):
+        backend, controls = _aliased(fast(self.tokenizer))
+        for name, value in (("_backend", backend), ("_controls", controls), ("_skeletons", {})):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "end_id", end_of_turn(self.tokenizer))
+        object.__setattr__(self, "native_tools", has_native_tools(self.tokenizer))
+        object.__setattr__(self, "opens_thought", self._opens_thought())
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    def render(self, messages: Sequence[tuple[str, str]], tools: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
         """The ids of a prompt: (role, content) messages, then the opening of the assistant's reply.
+
+        `tools` are (name, what it does) pairs for the template to list; without `native_tools` they are left out.
 
         Raises:
             ModelError: the chat template refuses these roles, or drops or alters a content.
         """
-        # A blank content goes through the template as it is: it is harmless, and templates may leave out empty ones.
-        shape = tuple((role, None if content.strip() else content) for role, content in messages)
-        pieces = self._skeletons.get(shape)
-        if pieces is None:
-            pieces = self._skeletons[shape] = _aliased_pieces(_skeleton(self.tokenizer, shape), self._aliases)
-        text = "".join(p if isinstance(p, str) else p.fill(messages[p.index][1]) for p in pieces)
-        return self.encode(text)
+        listed = tools if self.native_tools else ()
+        contents = [content for _, content in messages] + [text for tool in listed for text in tool]
+        return self.encode(fill(self._pieces(messages, listed), contents))
+
+    def extend(self, prompt_ids: tuple[int, ...], completion: Completion, results: Sequence[str]) -> tuple[int, ...]:
+        """The next prompt of an episode: all ids so far as they are, the results, and the opening of the next reply.
+
+        The ids in between are those that the template writes from the end of the assistant's content on. Its end
+        token is among them unless the completion ended with it, or with another token that ends a reply. The results,
+        at least one, are a `tool` message each with `native_tools`, else one user message, joined by new lines.
+
+        Raises:
+            ModelError: the chat template has no such messages, or drops or alters a content.
+        """
+        contents = list(results) if self.native_tools else ["\n".join(results)]
+        role = "tool" if self.native_tools else "user"
+        messages = [("user", "x"), ("assistant", "x"), *((role, content) for content in contents)]
+        pieces = self._pieces(messages)
+        said = max(i for i, piece in enumerate(pieces) if isinstance(piece, Slot) and piece.index == 1)
+        rest = pieces[said + 1 :]
+        if {p.index for p in rest if isinstance(p, Slot)} != {i for i, c in enumerate(contents, 2) if c.strip()}:
+            shape = tuple((role, None) for role, _ in messages)
+            raise unusable(self.tokenizer, shape, "does not write them in their order")
+        ids = self.encode(fill(rest, [content for _, content in messages]))
+        head = rest[0]  # what follows the reply at once: only there does an end token end the reply
+        end = self._controls.found(head)[:1] if isinstance(head, str) else []
+        if end and end[0] in (self.end_id, self.tokenizer.eos_token_id) and self._is_ended(completion):
+            ids = ids[ids.index(end[0]) + 1 :]
+        return (*prompt_ids, *completion.token_ids, *ids)
+
+    def reply(self, completion: Completion) -> str:
+        """The text of a completion without its thoughts, stripped: all up to the last `</think>` token is thought.
+
+        Thought that is still open at the end leaves "". Stop strings are left out, as in the completion's own text.
+        """
+        ids = list(completion.token_ids)
+        opening, closing = map(self._controls.ids.get, _THOUGHT)
+        if closing in ids:
+            ids = ids[len(ids) - ids[::-1].index(closing) :]
+        elif self.opens_thought:
+            return ""
+        if opening in ids:
+            return ""
+        shown = [id for id in ids if id not in self._controls.silent]  # `decode` may leave out the tags of calls
+        text, whole = self.tokenizer.decode(shown, skip_special_tokens=False), self.decode(completion.token_ids)
+        if completion.stop == "stop" and not self._is_ended(completion) and whole.startswith(completion.text):
+            text = text.removesuffix(whole[len(completion.text) :])
+        return text.strip()
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of plain text: never a control token, whatever the text says."""
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def demonstration(self, text: str) -> tuple[int, ...]:
-        """The ids of a reply as the model should sample it after `render`: the text, then the end token."""
-        return (*self.encode(text), self.end_id)
+        """The ids of a reply as the model should sample it after `render`: the text, then the end token.
+
+        Where the template opens a thought, the reply closes it first, empty.
+        """
+        closing = f"{self._controls.aliases['</think>']}\n\n" if self.opens_thought else ""
+        return (*self.encode(closing + text), self.end_id)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of sampled ids, without control tokens."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
+    def _pieces(self, messages: Sequence[tuple[str, str]], tools: Sequence[tuple[str, str]] = ()) -> tuple[Piece, ...]:
+        """The template's skeleton for these messages, with aliases for its control tokens."""
+        # A blank content goes through the template as it is: it is harmless, and templates may leave out empty ones.
+        shape = tuple((role, None if content.strip() else content) for role, content in messages)
+        abouts = tuple(None if about.strip() else about for _, about in tools)
+        pieces = self._skeletons.get((shape, abouts))
+        if pieces is None:
+            plain = skeleton(self.tokenizer, shape, abouts)
+            pieces = tuple(self._controls.swap(p) if isinstance(p, str) else p for p in plain)
+            self._skeletons[shape, abouts] = pieces
+        return pieces
 
-def end_of_turn(tokenizer: Tokenizer) -> int:
-    """The id of the token that the chat template writes after an assistant's content; else eos.
+    def _opens_thought(self) -> bool:
+        """Whether the template leaves a `<think>` open where the reply begins."""
+        try:
+            opening = self._pieces([("user", "x")])[-1]
+        except ModelError:
+            return False  # `render` will say so of the roles that are really used
+        opens, closes = map(self._controls.ids.get, _THOUGHT)
+        if opens is None or closes is None or not isinstance(opening, str):
+            return False
+        return [id for id in self._controls.found(opening) if id in (opens, closes)][-1:] == [opens]
 
-    Raises:
-        ModelError: the template writes none and the tokenizer has no eos token.
-    """
-    tokens = {token["content"]: token["id"] for token in _control_tokens(json.loads(_fast(tokenizer).to_str()))}
-    try:
-        pieces = _skeleton(tokenizer, (("user", None), ("assistant", None)), reply=False)
-    except ModelError:
-        pieces = ()  # a template without assistant messages still has a generation prompt
-    tail = pieces[-1] if pieces else ""
-    found = _any_of(tokens).search(tail) if isinstance(tail, str) and tokens else None
-    end_id = tokens[found.group()] if found else tokenizer.eos_token_id
-    if end_id is None:
-        raise ModelError(_name(tokenizer), "no token ends a turn", "Set eos_token in its tokenizer_config.json")
-    return int(end_id)
-
-
-def _skeleton(tokenizer: Tokenizer, shape: _Shape, reply: bool = True) -> tuple[_Piece, ...]:
-    """The template's output for messages of this shape, as its own text and the slots of the contents."""
-    marks = [f"{_PROBE}\ue000{i}\ue001{_PROBE}" if blank is None else blank for i, (_, blank) in enumerate(shape)]
-    text = _apply_template(tokenizer, shape, marks, reply)
-    pieces: list[_Piece] = []
-    start = 0
-    for match in _SLOT.finditer(text):
-        slot = _Slot(int(match[2]), trim_left=not match[1], trim_right=not match[3])
-        pieces += [text[start : match.start()], slot]
-        start = match.end()
-    pieces.append(text[start:])
-    contents = [_SAMPLE if blank is None else blank for _, blank in shape]
-    expected = _apply_template(tokenizer, shape, contents, reply)
-    if "".join(p if isinstance(p, str) else p.fill(contents[p.index]) for p in pieces) != expected:
-        raise _unusable(tokenizer, shape, "alters the content of a message")
-    kept = {piece.index for piece in pieces if isinstance(piece, _Slot)}
-    for i, (role, blank) in enumerate(shape):
-        if blank is None and i not in kept:
-            raise _unusable(tokenizer, shape, f"drops message {i} (role '{role}')")
-    return tuple(pieces)
+    def _is_ended(self, completion: Completion) -> bool:
+        """Whether an end token was sampled last, be it the template's, eos or another that the engine stopped at."""
+        last = completion.token_ids[-1:]
+        if not last:
+            return False
+        stopped = completion.stop == "stop" and last[0] in self._controls.silent
+        return stopped or last[0] in (self.end_id, self.tokenizer.eos_token_id)
 
 
-def _apply_template(tokenizer: Tokenizer, shape: _Shape, contents: Sequence[str], reply: bool) -> str:
-    from jinja2 import TemplateError
-
-    messages = [{"role": role, "content": content} for (role, _), content in zip(shape, contents, strict=True)]
-    template = None if tokenizer.chat_template else FALLBACK_TEMPLATE
-    try:
-        return tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=reply
-        )
-    except TemplateError as error:
-        raise _unusable(tokenizer, shape, f"refuses them: {error}") from None
-
-
-def _aliased(backend: Backend) -> tuple[Backend, dict[str, str]]:
+def _aliased(backend: Backend) -> tuple[Backend, _Controls]:
     """A copy of a tokenizer whose control tokens have unguessable names, and the name of each.
 
     Only the names differ, so encoding a template's output with the names swapped in gives the very ids of the
@@ -213,8 +207,10 @@ def _aliased(backend: Backend) -> tuple[Backend, dict[str, str]]:
 
     state = json.loads(backend.to_str())
     nonce = secrets.token_hex(8)
-    tokens = _control_tokens(state)
+    tokens = control_tokens(state)
     aliases = {token["content"]: f"<|{nonce}:{token['id']}|>" for token in tokens}
+    ids = {token["content"]: int(token["id"]) for token in tokens}
+    silent = frozenset(int(token["id"]) for token in tokens if token["special"] and token["content"] not in _TAGS)
     for token in tokens:
         token["content"] = aliases[token["content"]]
     _rename(state["model"], aliases)
@@ -226,7 +222,7 @@ def _aliased(backend: Backend) -> tuple[Backend, dict[str, str]]:
             raise ModelError(
                 f"tokenizer token {name}", "its id cannot be kept apart from text", "Use another tokenizer"
             )
-    return copy, aliases
+    return copy, _Controls(ids, aliases, re.compile(rf"<\|{nonce}:(\d+)\|>"), silent)
 
 
 def _rename(model: dict[str, object], aliases: Mapping[str, str]) -> None:
@@ -241,44 +237,3 @@ def _rename(model: dict[str, object], aliases: Mapping[str, str]) -> None:
         model["merges"] = [list(p) for p in pairs if not {*p, "".join(p)} & aliases.keys()]
     if isinstance(unknown, str):
         model["unk_token"] = aliases.get(unknown, unknown)
-
-
-def _control_tokens(state: Mapping[str, list[dict[str, object]]]) -> list[dict[str, str]]:
-    """The added tokens that steer a model: special ones, and those with punctuation, such as `<think>`.
-
-    Other added tokens are words or runs of spaces, which contents may well hold.
-    """
-    return [
-        token  # type: ignore[misc]
-        for token in state["added_tokens"]
-        if token["special"] or not all(c.isalnum() or c.isspace() for c in str(token["content"]))
-    ]
-
-
-def _aliased_pieces(pieces: tuple[_Piece, ...], aliases: Mapping[str, str]) -> tuple[_Piece, ...]:
-    if not aliases:
-        return pieces
-    names = _any_of(aliases)
-    return tuple(names.sub(lambda m: aliases[m.group()], p) if isinstance(p, str) else p for p in pieces)
-
-
-def _any_of(names: Mapping[str, object]) -> re.Pattern[str]:
-    """Matches the leftmost, longest of the names, as tokenizers do."""
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
-
-
-def _fast(tokenizer: Tokenizer) -> Backend:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not hasattr(backend, "to_str"):
-        raise ModelError(_name(tokenizer), "no fast tokenizer inside", "Save the model with a tokenizer.json")
-    return backend  # type: ignore[no-any-return]
-
-
-def _unusable(tokenizer: Tokenizer, shape: _Shape, found: str) -> ModelError:
-    roles = ", ".join(role for role, _ in shape)
-    fix = "Use other roles (a system prompt can go into the user message), or give the model another chat template"
-    return ModelError(_name(tokenizer), f"its chat template, given messages of roles [{roles}], {found}", fix)
-
-
-def _name(tokenizer: Tokenizer) -> str:
-    return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"

@@ -14,18 +14,19 @@ from pathlib import Path
 
 from cotrain.errors import DataError
 from cotrain.evaluate import Prediction
-from cotrain.types import Completion, Group, Question, Trajectory, Turn
+from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
 
 Metrics = Mapping[str, float | int | str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """A group as it was trained on: with the credit and the advantage of each trajectory that has one."""
+    """A group as it was trained on: with the credit, advantage and weight of each trajectory that has one."""
 
     group: Group
     credits: Mapping[str, float] = field(default_factory=dict)
     advantages: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 def groups_path(folder: Path, step: int) -> Path:
@@ -53,9 +54,7 @@ def read_groups(folder: Path, step: int) -> list[GroupRecord]:
     records = []
     for number, line in _read_lines(path):
         try:
-            records.append(
-                GroupRecord(group=_group(line["group"]), credits=line["credits"], advantages=line["advantages"])
-            )
+            records.append(GroupRecord(**{**line, "group": _group(line["group"])}))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path}, line {number}", f"not a group: {error!r}", "Run the step again, or remove the file"
@@ -160,5 +159,5 @@ def _turn(value: dict) -> Turn:  # type: ignore[type-arg]
     return Turn(
         prompt_ids=tuple(value["prompt_ids"]),
         completion=Completion(**{**completion, "token_ids": ids, "logprobs": logprobs}),
-        observation=value["observation"],
+        calls=tuple(ToolCall(**call) for call in value["calls"]),
     )

@@ -71,16 +71,15 @@ async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
     try:
         await _run_trunk(job, trunk, at)
     except Exception as error:
-        _raise_unless_infrastructure(error, job)
-        return Branches(trajectories=(), dropped={"infrastructure": size})
+        return Branches(trajectories=(), dropped={_reason_if_infrastructure(error, job): size})
     teams = [team_of(branch=b, past=trunk.record) for b in range(size)]
     cohort = job.cohort or Cohort()
     finished = await cohort.gather([_run_branch(job, team, trunk) for team in teams])
     dropped = Counter(trunk.dropped)
-    for team, done in zip(teams, finished, strict=True):
+    for team, failure in zip(teams, finished, strict=True):
         dropped.update(team.dropped)
-        dropped["infrastructure"] += not done
-    kept = [t for team, done in zip(teams, finished, strict=True) if done for t in _by_call(team)]
+        dropped[failure or ""] += failure is not None
+    kept = [t for team, failure in zip(teams, finished, strict=True) if failure is None for t in _by_call(team)]
     # A trunk without a surviving branch would hold outputs that nobody reads.
     trajectories = (*_by_call(trunk), *kept) if kept else ()
     return Branches(trajectories=trajectories, dropped=+dropped)
@@ -91,16 +90,20 @@ def _by_call(team: Team) -> list[Trajectory]:
     return sorted(team.trajectories, key=lambda t: t.call)
 
 
-def _raise_unless_infrastructure(error: Exception, job: Job) -> None:
-    """Log an `InfrastructureError` (or a task group's, of nothing else); raise any other error again."""
+def _reason_if_infrastructure(error: Exception, job: Job) -> str:
+    """Log an `InfrastructureError` (or a task group's, of nothing else), and name it; raise any other error again."""
     if isinstance(error, ExceptionGroup):
         _, others = error.split(InfrastructureError)
         if others is not None:
             raise error
     elif not isinstance(error, InfrastructureError):
         raise error
-    reason = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-    log.warning("question %s, step %d: removed by a failure: %s", job.question.id, job.step, reason)
+    first: BaseException = error
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    log.warning("question %s, step %d: removed by a failure: %s", job.question.id, job.step, first)
+    assert isinstance(first, InfrastructureError)
+    return first.reason
 
 
 async def _run_trunk(job: Job, trunk: Team, at: int) -> None:
@@ -123,8 +126,8 @@ async def _run_trunk(job: Job, trunk: Team, at: int) -> None:
         await trunk.close()
 
 
-async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
-    """Run one branch to its end; False where infrastructure failed."""
+async def _run_branch(job: Job, team: Team, trunk: Team) -> str | None:
+    """Run one branch to its end; where infrastructure failed, what it is counted as."""
     where = f"question {job.question.id}, rollout {team.rollout_id}"
     try:
         answer = await job.system.run(team, job.question)
@@ -132,8 +135,7 @@ async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
             found = f"the system returned while {team.num_under_way} of its calls were still under way"
             raise WorkflowError(where, found, "Await every call before returning")
     except Exception as error:
-        _raise_unless_infrastructure(error, job)
-        return False
+        return _reason_if_infrastructure(error, job)
     finally:
         await team.close()
     num_made, num_recorded = len(team.record.calls), trunk.record.num_returned
@@ -146,7 +148,7 @@ async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
     rollout = (*trunk.trajectories, *team.trajectories)
     read = {id for t in rollout for id in t.reads}
     for t in rollout:
-        if t.id not in read and t is not answer:
+        if t.id not in read and t is not answer and t.caller is None:
             raise WorkflowError(
                 f"trajectory {t.id} of agent {t.agent}",
                 "nobody reads its output and it is not the answer, so no reward can reach it",
@@ -158,7 +160,7 @@ async def _run_branch(job: Job, team: Team, trunk: Team) -> bool:
             "the system returns it as the answer, but another agent reads it",
             "Return the trajectory that nobody reads",
         )
-    return True
+    return None
 
 
 async def fork_on_first(job: Job) -> Group:
@@ -169,35 +171,51 @@ async def fork_on_first(job: Job) -> Group:
 def round_robin(probabilities: Sequence[float] | None = None) -> Strategy:
     """RR: draw the fork agent k from `probabilities` (one per agent, default uniform) and fork at call k.
 
+    An agent that others delegate to is no fork agent: its probability is 0, and it takes part in its caller's call.
+
     Raises (when a job runs):
-        ConfigError: not one probability per agent.
+        ConfigError: not one probability per agent, or one above 0 for an agent that others delegate to.
     """
 
     async def strategy(job: Job) -> Group:
-        weights = list(probabilities) if probabilities is not None else [1.0] * len(job.system.agents)
+        asked = _asked(job.system)
+        weights = list(probabilities) if probabilities is not None else [float(is_asked) for is_asked in asked]
         if len(weights) != len(job.system.agents):
             raise ConfigError(
                 "sampling.fork_probabilities",
                 f"{len(weights)} values for {len(job.system.agents)} agents",
                 "Give one probability per agent, in the system's order",
             )
+        for agent, weight, is_asked in zip(job.system.agents, weights, asked, strict=True):
+            if weight and not is_asked:
+                found = f"{weight} for {agent.name}, which works for its caller and has no call of its own to fork at"
+                raise ConfigError("sampling.fork_probabilities", found, "Give it 0")
         draw = random.Random(f"{job.seed}:{job.step}:{job.question.id}:round_robin")
-        (at,) = draw.choices(range(len(weights)), weights)
+        (at,) = draw.choices(range(sum(asked)), [w for w, is_asked in zip(weights, asked, strict=True) if is_asked])
         return _group(job, "round_robin", [await fork(job, at=at, size=job.group_size)])
 
     return strategy
 
 
 async def independent(job: Job) -> Group:
-    """IS: one pass per agent k, forked at call k, in which only that call's G outputs are trained."""
+    """IS: one pass per agent k, forked at call k, in which only that call's G outputs are trained.
+
+    Those that a call delegates to belong to it: they have no pass of their own, and are trained in their caller's.
+    """
     cohort = job.cohort or Cohort()
-    passes = range(len(job.system.agents))
+    passes = range(sum(_asked(job.system)))
     forks = await cohort.gather([fork(job, at=k, size=job.group_size, pass_id=k) for k in passes])
     targeted = [
         replace(branches, trajectories=tuple(_only_call(t, k) for t in branches.trajectories))
         for k, branches in enumerate(forks)
     ]
     return _group(job, "independent", targeted)
+
+
+def _asked(system: System) -> list[bool]:
+    """For each agent whether the system asks it itself: False for one that others delegate to."""
+    delegates = {name for agent in system.agents for name in agent.delegates}
+    return [agent.name not in delegates for agent in system.agents]
 
 
 def _only_call(trajectory: Trajectory, number: int) -> Trajectory:

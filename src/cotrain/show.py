@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
 
 SHORT = 240
-"""Characters of a prompt, output or observation that are shown unless all is asked for."""
+"""Characters of a prompt, output or result that are shown unless all is asked for."""
 
 
 def render_group(
@@ -39,7 +39,7 @@ def render_group(
         group: what to show.
         credits: trajectory id -> credit; an absent one is shown as unknown.
         advantages: trajectory id -> advantage; an absent one means that the trajectory gave no sample.
-        full: show prompts, outputs and observations whole instead of their first and last `SHORT` / 2 characters.
+        full: show prompts, outputs and results whole instead of their first and last `SHORT` / 2 characters.
         decode: prompt ids to text. It must fit every model of the group.
     """
     tree = Tree(_headline(group), guide_style="dim")
@@ -49,8 +49,10 @@ def render_group(
             branches[pass_id] = tree.add(Text(f"pass {pass_id}", style="bold"))
         name = "trunk (shared by every rollout below)" if rollout_id is None else f"rollout {rollout_id}"
         twig = branches[pass_id].add(Text(visible(name), style="bold"))
-        for trajectory in trajectories:
-            twig.add(_trajectory(trajectory, credits, advantages, full, decode))
+        nodes: dict[str, Tree] = {}
+        for trajectory in _callers_first(trajectories):
+            parent = nodes.get(trajectory.caller or "", twig)  # what was delegated hangs below who delegated it
+            nodes[trajectory.id] = parent.add(_trajectory(trajectory, credits, advantages, full, decode))
     if not group.trajectories:
         tree.add(Text("no trajectories: every rollout was dropped", style="yellow"))
     return tree
@@ -86,6 +88,19 @@ def rollouts_of(group: Group) -> Iterator[tuple[int, str | None, list[Trajectory
     for pass_id, rollout_id in sorted(keys, key=lambda key: (key[0], key[1] is not None)):
         own = [t for t in group.trajectories if (t.pass_id, t.rollout_id) == (pass_id, rollout_id)]
         yield pass_id, rollout_id, sorted(own, key=lambda t: t.call)
+
+
+def _callers_first(trajectories: Sequence[Trajectory]) -> Iterator[Trajectory]:
+    """Every trajectory after the one that delegated it; otherwise the order stays."""
+    ids = {t.id for t in trajectories}
+
+    def below(caller: str | None) -> Iterator[Trajectory]:
+        for t in trajectories:
+            if (t.caller if t.caller in ids else None) == caller:
+                yield t
+                yield from below(t.id)
+
+    return below(None)
 
 
 def visible(text: str) -> str:
@@ -127,9 +142,11 @@ def _trajectory(
 ) -> RenderableType:
     lines = [_title(t), _numbers(t, credits, advantages)]
     if t.caller is not None:
-        lines.append(_field("called by", t.caller, "dim"))
+        lines.append(_field("task", _cut(t.task, full)))
     if t.reads:
         lines.append(_field("reads", ", ".join(t.reads), "dim"))
+    if t.stop != "answer":
+        lines.append(_field("ended by", t.stop, "yellow"))
     if t.faults:
         lines.append(_field("faults", ", ".join(t.faults), "red"))
     for number, turn in enumerate(t.turns, start=1):
@@ -137,8 +154,9 @@ def _trajectory(
         lines.append(_field(f"{prefix}prompt", _prompt(turn, full, decode), "dim"))
         if len(t.turns) > 1:
             lines.append(_field(f"{prefix}sampled", _cut(turn.completion.text, full)))
-        if turn.observation is not None:
-            lines.append(_field(f"{prefix}observation", _cut(turn.observation, full), "dim"))
+        for call in turn.calls:
+            name = f"{prefix}{visible(call.tool)}({_cut(visible(call.argument), full)})"
+            lines.append(_field(name, _cut(call.result, full), "red" if call.is_error else "dim"))
     lines.append(_field("output", _cut(t.output, full) if t.output else "(empty)"))
     return Lines(*lines)
 

@@ -3,6 +3,7 @@
 `Team` is what such a coroutine works with during one rollout. It renders prompts, calls engines and tools, writes down
 every call, and can replay a record: the first calls return what was recorded, then sampling begins. That is all a fork
 needs (`sampling.py`). Calls that run at once are fine, on replay too; a call that differs there is a `ReplayError`.
+An agent with tools or delegates works in an episode (`episode.py`); a delegated episode travels with its caller's ask.
 """
 
 from __future__ import annotations
@@ -13,29 +14,30 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from cotrain.calls import describe
 from cotrain.engines.base import Cohort, Engine, Request
+from cotrain.episode import Episode, Extends, Tool, play, run_tool
 from cotrain.errors import InfrastructureError, WorkflowError
 from cotrain.record import Call, Record
-from cotrain.types import Agent, Completion, Question, Status, Trajectory, Turn
+from cotrain.types import Agent, Completion, CreditRule, Question, ToolCall, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from cotrain.data.corpus import Corpus
 
 Script = Callable[[str, Question, Mapping[str, object]], str | None]
-"""(agent, question, prompt fields) -> what the agent says, or None to let its engine sample."""
+"""(agent, question, prompt fields and the episode's `turns` so far) -> what it says; None: its engine samples."""
 
 Check = Callable[[str], Sequence[str]]
 """An agent's output -> the names of the format rules it broke."""
 
 
-Tool = Callable[..., object]
-"""Anything a system may `use`: plain or async, over plain values. A service that is down: `InfrastructureError`."""
-
-
-class Renders(Protocol):
+class Renders(Extends, Protocol):
     """Messages and texts to token ids, for one model (`render.Renderer`)."""
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-        """(role, content) pairs -> the ids of a prompt."""
+    def render(self, messages: Sequence[tuple[str, str]], tools: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
+        """(role, content) pairs and (tool, what it does) pairs -> the ids of a prompt."""
         ...
 
     def demonstration(self, text: str) -> tuple[int, ...]:
@@ -47,26 +49,32 @@ class Renders(Protocol):
 class System:
     """A team's workflow with its agents.
 
-    `run` returns the trajectory that is the rollout's answer. `penalties` are each agent's credit for a faulty output.
-    `tools` are the system's own, by name; a configured run adds `search(queries, count)` over its corpus.
-    `demonstrate` says what a rule would answer in an agent's place, for a supervised warm-up on the formats.
+    `run` returns the trajectory that is the rollout's answer. `penalties` are each agent's credit for a faulty output,
+    `rules` the whole of how an agent's credit is made, where it is more than the shared reward and that penalty.
+    `tools` are the system's own, by name, `corpus_tools` those made from a set's corpus; a configured run adds
+    `search(queries, count)` over its corpus. `demonstrate` says what a rule would answer in an agent's place, for a
+    supervised warm-up on the formats.
     """
 
     run: Callable[[Team, Question], Awaitable[Trajectory]]
     agents: tuple[Agent, ...]
     penalties: Mapping[str, float] = field(default_factory=dict)
+    rules: Mapping[str, CreditRule] = field(default_factory=dict)
     tools: Mapping[str, Tool] = field(default_factory=dict)
+    corpus_tools: Mapping[str, Callable[[Corpus], Tool]] = field(default_factory=dict)
     demonstrate: Script | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Who plays: agents by name, an engine and a renderer per model, tools by name."""
+    """Who plays: agents by name, an engine and a renderer per model, tools by name and their limits in episodes."""
 
     agents: Mapping[str, Agent]
     engines: Mapping[str, Engine]
     renderers: Mapping[str, Renders]
     tools: Mapping[str, Tool] = field(default_factory=dict)
+    tool_timeout_s: float = 30.0
+    tool_retries: int = 2
 
     def greedy(self) -> Roster:
         """The same cast, decoding greedily: for evaluation."""
@@ -132,12 +140,12 @@ class Team:
         check: Check | None = None,
         **fields: object,
     ) -> Trajectory:
-        """Have an agent answer a prompt, and return its trajectory.
+        """Have an agent answer a prompt, in an episode if it may call tools or delegates; its trajectory.
 
         Args:
             agent: the agent's name.
             reads: the trajectories whose output shaped this prompt, directly or through a tool.
-            check: names the format rules that the output breaks; they become the trajectory's `faults`.
+            check: names the format rules that an answer breaks; they become the trajectory's `faults`.
             fields: values for the `{name}` fields of the agent's prompt.
 
         Raises:
@@ -146,7 +154,7 @@ class Team:
             InfrastructureError: the engine failed.
         """
         role = self._role(agent)
-        prompt_ids = self.roster.renderers[role.model].render(_messages(role, fields))
+        prompt_ids = self._prompt(role, fields)
         read = tuple(dict.fromkeys(t.id for t in reads))
         with self._call_under_way():
             call = await self.record.issue("ask", agent, (prompt_ids, read))
@@ -154,9 +162,18 @@ class Team:
                 await self._pause(call)
             if not call.result.done():
                 with self.record.result_of(call):
-                    trajectory = await self._sample(role, prompt_ids, fields, call.number, read, check)
-                    self.trajectories.append(trajectory)
-                    call.result.set_result(trajectory)
+                    work = _Work(
+                        role=role,
+                        prompt_ids=prompt_ids,
+                        fields=fields,
+                        call=call.number,
+                        place=str(call.number),
+                        reads=read,
+                    )
+                    with self._occupied():
+                        trajectories = await self._work(work, check)
+                    self.trajectories += trajectories
+                    call.result.set_result(trajectories[-1])
         result = call.result.result()
         assert isinstance(result, Trajectory)
         return result
@@ -168,19 +185,14 @@ class Team:
             WorkflowError: there is no such tool.
             ReplayError: the record holds another call at this place.
         """
-        if tool not in self.roster.tools:
-            raise WorkflowError(
-                f"question {self.question.id}",
-                f"the system uses the tool {tool!r}, which it does not have",
-                f"Known tools: {', '.join(self.roster.tools) or 'none'}",
-            )
+        function = self._tool(tool)
         with self._call_under_way():
             call = await self.record.issue("use", tool, args)
             if self._held:
                 await self._pause(call)
             if not call.result.done():
                 with self.record.result_of(call):
-                    result = self.roster.tools[tool](*args)
+                    result = function(*args)
                     if inspect.isawaitable(result):
                         with self._occupied():
                             result = await result
@@ -207,6 +219,15 @@ class Team:
                 f"Known agents: {', '.join(self.roster.agents)}",
             )
         return self.roster.agents[agent]
+
+    def _tool(self, name: str) -> Tool:
+        if name not in self.roster.tools:
+            raise WorkflowError(
+                f"question {self.question.id}",
+                f"the system uses the tool {name!r}, which it does not have",
+                f"Known tools: {', '.join(self.roster.tools) or 'none'}",
+            )
+        return self.roster.tools[name]
 
     @contextmanager
     def _call_under_way(self) -> Iterator[None]:
@@ -239,55 +260,134 @@ class Team:
         self.paused.set()
         await asyncio.get_running_loop().create_future()
 
-    async def _sample(
-        self,
-        role: Agent,
-        prompt_ids: tuple[int, ...],
-        fields: Mapping[str, object],
-        number: int,
-        reads: tuple[str, ...],
-        check: Check | None,
-    ) -> Trajectory:
-        rollout = self.rollout_id
-        said = self._script(role.name, self.question, fields) if self._script else None
-        completion = await self._complete(role, prompt_ids, said, number)
-        is_lesson = completion is not None and (self._script is None or said is not None)
-        output = completion.text.strip() if completion else ""
-        status: Status = "ok" if completion and completion.stop == "stop" else "truncated"
+    def _prompt(self, role: Agent, fields: Mapping[str, object]) -> tuple[int, ...]:
+        """The ids of an agent's first prompt."""
+        menu = [(name, inspect.getdoc(self._tool(name)) or "") for name in role.tools]
+        menu += [(name, self._role(name).about) for name in role.delegates]
+        menu = [(name, about.split("\n")[0].rstrip(".")) for name, about in menu]
+        renderer = self.roster.renderers[role.model]
+        listed = {} if renderer.native_tools else {"tools": "\n".join(describe(*entry) for entry in menu)}
+        messages = _messages(role, {"tools": "", **listed, **fields} if menu else fields)
+        return renderer.render(messages, menu) if menu and renderer.native_tools else renderer.render(messages)
+
+    async def _work(self, work: _Work, check: Check | None = None) -> list[Trajectory]:
+        """An agent's episode: the trajectories of those it delegated to, in the order of the calls, then its own."""
+        role, id = work.role, self._id(work.place)
+        theirs: list[Trajectory] = []
+        was_said: list[bool] = []
+
+        async def say(prompt_ids: tuple[int, ...], turns: Sequence[Turn], most: int) -> Completion | None:
+            said = self._said(work, turns)
+            was_said.append(said is not None)
+            return await self._complete(work, prompt_ids, len(turns), most, said)
+
+        async def act(calls: Sequence[tuple[str, str]], turn: int) -> list[ToolCall]:
+            jobs = [self._call(role, name, text, f"{work.place}.{turn}.{i}") for i, (name, text) in enumerate(calls)]
+            done = await (self._cohort or Cohort()).gather(jobs)  # each has a place in the batch until it ends
+            theirs.extend(t for _, trajectories in done for t in trajectories)
+            return [call for call, _ in done]
+
+        limit = asyncio.timeout(role.max_time_s)
+        try:
+            async with limit:
+                renderer = self.roster.renderers[role.model]
+                episode = await play(role, work.prompt_ids, renderer=renderer, say=say, act=act)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # somebody else's
+            found = f"the episode took longer than max_time_s = {role.max_time_s}"
+            raise InfrastructureError(f"trajectory {id}", found, "Raise the limit", "time_limit") from None
+        unread = {t.id for t in theirs if t.caller == id and t.id not in episode.read()}
+        self.dropped["unread_finding"] += len(unread)
+        theirs = [replace(t, trainable=False) if t.id in unread else t for t in theirs]
+        is_lesson = self._script is None or all(was_said)
+        return [*theirs, self._trajectory(work, episode, check, is_lesson)]
+
+    async def _call(self, role: Agent, name: str, argument: str, place: str) -> tuple[ToolCall, list[Trajectory]]:
+        """Carry out one call of an episode: a tool's, or another agent's whole episode."""
+        if name in role.tools:
+            timeout_s, retries = self.roster.tool_timeout_s, self.roster.tool_retries
+            return await run_tool(name, self._tool(name), argument, timeout_s=timeout_s, retries=retries), []
+        delegate, fields = self._role(name), {"task": argument, "question": self.question.text}
+        trajectories = await self._work(
+            _Work(
+                role=delegate,
+                prompt_ids=self._prompt(delegate, fields),
+                fields=fields,
+                call=int(place.split(".")[0]),
+                place=place,
+                caller=self._id(place.rsplit(".", 2)[0]),
+                task=argument,
+            )
+        )
+        finding = trajectories[-1]
+        result, failed = (finding.output, False) if finding.stop == "answer" else ("no finding", True)
+        call = ToolCall(tool=name, argument=argument, result=result, is_error=failed, trajectory_id=finding.id)
+        return call, trajectories
+
+    def _trajectory(self, work: _Work, episode: Episode, check: Check | None, is_lesson: bool) -> Trajectory:
+        gave_answer = episode.stop not in ("malformed", "turns", "calls")
+        checked = check(episode.output) if check and gave_answer else ()
         return Trajectory(
-            id=f"{self._step}:{self.question.id}:{rollout or f'{self._pass}.trunk'}:{number}",
+            id=self._id(work.place),
             question_id=self.question.id,
-            rollout_id=rollout,
+            rollout_id=self.rollout_id,
             pass_id=self._pass,
-            call=number,
-            agent=role.name,
-            model=role.model,
-            reads=reads,
-            turns=(Turn(prompt_ids=prompt_ids, completion=completion),) if completion else (),
-            output=output,
-            status=status,
-            trainable=role.trainable and rollout is not None and is_lesson,
-            faults=tuple(check(output)) if check else (),
+            call=work.call,
+            agent=work.role.name,
+            model=work.role.model,
+            caller=work.caller,
+            task=work.task,
+            reads=tuple(dict.fromkeys((*work.reads, *episode.read()))),
+            turns=episode.turns,
+            output=episode.output,
+            status="ok" if episode.stop == "answer" else "failed" if episode.stop == "malformed" else "truncated",
+            stop=episode.stop,
+            trainable=work.role.trainable and self._branch is not None and bool(episode.turns) and is_lesson,
+            faults=tuple(dict.fromkeys((*episode.faults, *checked))),
         )
 
+    def _said(self, work: _Work, turns: Sequence[Turn]) -> str | None:
+        """What the script says in the agent's place, if there is one."""
+        if self._script is None:
+            return None
+        return self._script(work.role.name, self.question, {**work.fields, "turns": tuple(turns)})
+
     async def _complete(
-        self, role: Agent, prompt_ids: tuple[int, ...], said: str | None, number: int
+        self, work: _Work, prompt_ids: tuple[int, ...], turn: int, most: int, said: str | None
     ) -> Completion | None:
         """Sample, or take the script's word; None where the context has no room for it (counted)."""
-        engine = self.roster.engines[role.model]
-        spoken = self.roster.renderers[role.model].demonstration(said) if said is not None else ()
+        engine, renderer = self.roster.engines[work.role.model], self.roster.renderers[work.role.model]
+        spoken = renderer.demonstration(said) if said is not None else ()
         if len(prompt_ids) + max(1, len(spoken)) > engine.context:
             self.dropped["context_full"] += 1
             return None
         if said is not None:
             return Completion(token_ids=spoken, logprobs=(0.0,) * len(spoken), version=0, stop="stop", text=said)
-        key = (self._seed, self._step, self.question.id, self.rollout_id or f"{self._pass}.trunk", number, 0)
-        request = Request(prompt_ids=prompt_ids, params=role.sampling, key=key)
-        with self._occupied():
-            completion = await engine.generate(request, self._cohort)
+        place = work.call if work.caller is None else work.place
+        key = (self._seed, self._step, self.question.id, self.rollout_id or f"{self._pass}.trunk", place, turn)
+        request = Request(prompt_ids=prompt_ids, params=replace(work.role.sampling, max_tokens=most), key=key)
+        completion = await engine.generate(request, self._cohort)
         if completion.stop == "abort":
             raise InfrastructureError(f"request {key}", "the engine aborted it", "The rollout is removed and counted")
         return completion
+
+    def _id(self, place: str) -> str:
+        return f"{self._step}:{self.question.id}:{self.rollout_id or f'{self._pass}.trunk'}:{place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """One agent's job. `place` tells it from all others of the rollout: the ask, then turn and call of the caller."""
+
+    role: Agent
+    prompt_ids: tuple[int, ...]
+    fields: Mapping[str, object]
+    call: int
+    place: str
+    reads: tuple[str, ...] = ()
+    caller: str | None = None
+    task: str = ""
 
 
 def _messages(role: Agent, fields: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -15,7 +15,10 @@ Stop = Literal["stop", "length", "abort"]
 """Why sampling ended: an end token or stop string, the token limit, or an abort from outside."""
 
 Status = Literal["ok", "truncated", "failed"]
-"""ok: ended by itself; truncated: cut by a token limit or a full context; failed: it has no usable output."""
+"""ok: ended by itself; truncated: cut by a limit; failed: it has no usable output."""
+
+Ending = Literal["answer", "malformed", "turns", "calls", "tokens", "context"]
+"""Why a trajectory ended: it answered, broke the format, or ran out of turns, tool calls, tokens or context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +66,12 @@ class SamplingParams:
 class Agent:
     """A role: its prompt, its sampling settings and the name of the model that plays it.
 
-    `prompt` is a template; `Team.ask(agent, name=value)` fills its `{name}` fields. `system` is an optional system
-    message. An agent that is not `trainable` takes part in every rollout and gives no sample.
+    `prompt` is a template; `Team.ask(agent, name=value)` fills its `{name}` fields, and `{tools}` becomes the list of
+    what the agent may call. `system` is an optional system message. An agent that is not `trainable` takes part in
+    every rollout and gives no sample.
+
+    With `tools` (names of the system's) or `delegates` (names of agents) an ask is an episode of several turns, and
+    the limits hold for it: turns, tool calls, sampled tokens, seconds. `about` is what a caller is told of this agent.
     """
 
     name: str
@@ -73,6 +80,13 @@ class Agent:
     system: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     trainable: bool = True
+    about: str = ""
+    tools: tuple[str, ...] = ()
+    delegates: tuple[str, ...] = ()
+    max_turns: int = 1
+    max_calls: int | None = None
+    max_sampled: int | None = None
+    max_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +104,26 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that a turn made: the tool or delegate, its argument, and the result that the next prompt shows.
+
+    `is_error`: the tool refused the argument. `trajectory_id`: the delegate's, where one did the work.
+    """
+
+    tool: str
+    argument: str
+    result: str
+    is_error: bool = False
+    trajectory_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One model call: the prompt's ids, what was sampled, and what a tool answered to it (if one was called)."""
+    """One model call: the prompt's ids, what was sampled, and the calls that it made."""
 
     prompt_ids: tuple[int, ...]
     completion: Completion
-    observation: str | None = None
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +131,9 @@ class Trajectory:
     """One agent's turns on one job, with its lineage and its rewards.
 
     `rollout_id` is None on the trunk (recorded before a fork, shared by all branches). `call` is the number of the
-    top-level ask, in the order of issue, that it answers or works for. `reads` are the ids of the
-    trajectories whose output shaped a prompt of this one. `faults` names the format rules that the output broke.
-    A reward that is absent is unknown; it is never 0.
+    top-level ask, in the order of issue, that it answers or works for. `caller` is the id of the trajectory that
+    delegated `task` to it. `reads` are the ids of the trajectories whose output shaped a prompt of this one. `faults`
+    names the format rules that the output broke. A reward that is absent is unknown; it is never 0.
     """
 
     id: str
@@ -116,10 +144,12 @@ class Trajectory:
     agent: str
     model: str
     caller: str | None = None
+    task: str = ""
     reads: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
     output: str = ""
     status: Status = "ok"
+    stop: Ending = "answer"
     trainable: bool = True
     faults: tuple[str, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -148,9 +178,9 @@ class Group:
         return tuple(t for t in self.trajectories if trajectory.id in t.reads)
 
     def sinks(self) -> tuple[Trajectory, ...]:
-        """The trajectories that nobody reads: the answers of the rollouts."""
+        """The answers of the rollouts: what nobody reads and nobody delegated (a finding may stay unread)."""
         read = {id for t in self.trajectories for id in t.reads}
-        return tuple(t for t in self.trajectories if t.id not in read)
+        return tuple(t for t in self.trajectories if t.id not in read and t.caller is None)
 
     def by_rollout(self) -> dict[str, tuple[Trajectory, ...]]:
         """Rollout id -> its trajectories in the order of its calls, the trunk of its pass included."""
@@ -166,12 +196,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRule:
-    """How one agent's credit is made from its rewards: `shared + penalty`, the penalty once if any fault was found.
+    """How one agent's credit is made from its rewards: `gate * sum of weights * rewards + penalty`.
 
-    `aggregate` joins the shared rewards of several readers; `propagate` says what a reader passes back: its `shared`
-    reward alone, or its `full` credit, penalty included.
+    `weights` are by reward name: `shared`, `format` (1 without faults, else 0) and whatever a judge gives. With `gate`
+    a faulty output gets no reward at all (and a faulty answer passes on a shared reward of 0). The penalty counts once
+    if any fault was found. A reward that is unknown drops the trajectory, or the weights of the known ones are
+    scaled up (`renormalise`); an unknown `shared` always drops it. `aggregate` joins the shared rewards of several
+    readers; `propagate` says what a reader passes back: its `shared` reward alone, or its `full` credit.
     """
 
+    weights: Mapping[str, float] = field(default_factory=lambda: {"shared": 1.0})
+    gate: bool = False
+    missing: Literal["drop", "renormalise"] = "drop"
     penalty: float = 0.0
     aggregate: Literal["mean", "max", "min"] = "mean"
     propagate: Literal["shared", "full"] = "shared"

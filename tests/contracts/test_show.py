@@ -7,12 +7,12 @@ from rich.console import Console
 
 from cotrain.config import ModelConfig
 from cotrain.show import decoder, render_group, shorten, visible
-from cotrain.types import Completion, Group, Question, Trajectory, Turn
+from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
 
 
-def turn(prompt=(1, 2, 3), tokens=2, version=4, text="out", observation=None):
+def turn(prompt=(1, 2, 3), tokens=2, version=4, text="out", calls=()):
     completion = Completion(token_ids=(7,) * tokens, logprobs=(-0.5,) * tokens, version=version, stop="stop", text=text)
-    return Turn(prompt_ids=prompt, completion=completion, observation=observation)
+    return Turn(prompt_ids=prompt, completion=completion, calls=calls)
 
 
 def trajectory(id, agent, rollout, *, output="an output", turns=None, **more):
@@ -131,27 +131,110 @@ def test_without_a_tokenizer_the_prompt_is_its_length(group):
     assert "prompt: (3 tokens)" in text_of(render_group(group, {}, {}))
 
 
-def test_turns_of_an_episode_are_numbered_with_their_observations(group):
-    turns = (
-        turn(text="search[x]", observation="found y", version=1),
-        turn((1, 2, 3, 4), version=2, text="done"),
+def test_turns_of_an_episode_are_numbered_with_their_calls(group):
+    calls = (
+        ToolCall(tool="search", argument="x", result="found y"),
+        ToolCall(tool="visit", argument="z", result="error: no page", is_error=True),
     )
+    turns = (turn(text="search: x\nvisit: z", calls=calls, version=1), turn((1, 2, 3, 4), version=2, text="done"))
     text = text_of(render_group(replace(group, trajectories=(trajectory("t", "main", "0.0", turns=turns),)), {}, {}))
-    assert "turn 1 sampled: search[x]" in text
-    assert "turn 1 observation: found y" in text
-    assert "turn 2 prompt: (4 tokens)" in text
+    shown = [
+        "turn 1 prompt: (3 tokens)",
+        "turn 1 sampled: search: x visit: z",
+        "turn 1 search(x): found y",
+        "turn 1 visit(z): error: no page",
+        "turn 2 prompt: (4 tokens)",
+        "turn 2 sampled: done",
+    ]
+    assert [text.count(line) for line in shown] == [1] * 6
+    assert sorted(map(text.index, shown)) == list(map(text.index, shown))
     assert "4 tokens sampled at version 1, 2" in text
+    assert "task:" not in text
+    assert "ended by" not in text
+
+
+def delegated(id, caller, task, **more):
+    return trajectory(id, "researcher", "0.0", caller=caller, task=task, **more)
+
+
+def depth(text, id):
+    """How far the title of a trajectory is indented."""
+    (line,) = [line for line in text.splitlines() if line.rstrip().endswith(f"  {id}") and " on base" in line]
+    return len(line) - len(line.lstrip(" │├└─"))
+
+
+def test_what_was_delegated_hangs_below_who_delegated_it(group):
+    """In a group callers come after those they called; in the tree a caller is the parent."""
+    main_calls = (
+        ToolCall(tool="lead", argument="find a", result="a1", trajectory_id="m.lead0"),
+        ToolCall(tool="lead", argument="find b", result="no finding", is_error=True, trajectory_id="m.lead1"),
+    )
+    trajectories = (
+        delegated("m.lead0.hand", "m.lead0", "look at a", output="a0", rewards={"shared": 1.0}),
+        delegated("m.lead0", "m", "find a", output="a1", reads=("m.lead0.hand",)),
+        delegated("m.lead1", "m", "find b", output="hm", stop="malformed", status="failed", faults=("malformed",)),
+        trajectory("m", "main", "0.0", turns=(turn(calls=main_calls), turn()), reads=("m.lead0", "m.lead1")),
+        trajectory("n", "main", "0.1"),
+    )
+    text = text_of(render_group(replace(group, trajectories=trajectories), {"m.lead0.hand": 1.0}, {}))
+    order = ["m", "m.lead0", "m.lead0.hand", "m.lead1", "n"]
+    places = [text.index(f"  {id}\n") if f"  {id}\n" in text else text.index(f"  {id} ") for id in order]
+    assert places == sorted(places)
+    depths = [depth(text, id) for id in order]
+    assert depths[0] == depths[4]
+    assert depths[0] < depths[1] == depths[3] < depths[2]
+    lead, hand, failed = block(text, "m.lead0"), block(text, "m.lead0.hand"), block(text, "m.lead1")
+    assert "task: find a" in lead
+    assert "reads: m.lead0.hand" in lead
+    assert "ended by" not in lead
+    assert "task: look at a" in hand
+    assert "credit 1.000" in hand
+    assert "failed" in failed.splitlines()[0]
+    assert "task: find b" in failed
+    assert "ended by: malformed" in failed
+    assert "faults: malformed" in failed
+    main = block(text, "  m")
+    assert "turn 1 lead(find a): a1" in main
+    assert "turn 1 lead(find b): no finding" in main
+    assert "reads: m.lead0, m.lead1" in main
+
+
+@pytest.mark.parametrize("ending", ["turns", "calls", "tokens", "context"])
+def test_a_limit_that_ended_an_episode_is_named(group, ending):
+    cut = trajectory("t", "main", "0.0", stop=ending, status="truncated", turns=(), output="")
+    text = text_of(render_group(replace(group, trajectories=(cut,)), {}, {}))
+    assert f"ended by: {ending}" in text
+    assert "output: (empty)" in text
+    assert "0 tokens sampled" in text
+
+
+def test_a_trunk_s_delegations_hang_in_the_trunk(group):
+    """Nothing is lost either when a caller's own trajectory is missing."""
+    trajectories = (
+        trajectory("t.sub", "researcher", None, caller="t", task="find", trainable=False),
+        trajectory("t", "main", None, reads=("t.sub",), trainable=False),
+        trajectory("w", "writer", "0.0", reads=("t",)),
+        trajectory("lost", "researcher", "0.0", caller="nobody", task="find"),
+    )
+    text = text_of(render_group(replace(group, trajectories=trajectories), {}, {}))
+    order = [text.index(part) for part in ("trunk", "  t\n", "  t.sub", "rollout 0.0", "  w\n", "  lost")]
+    assert order == sorted(order)
+    assert depth(text, "t.sub") > depth(text, "t") == depth(text, "w") == depth(text, "lost")
 
 
 def test_text_of_models_is_never_markup_and_never_drives_the_terminal(group):
     evil = "[bold red]x[/] [/nothing] [link=http://a]y[/link] \x1b[2J\x07\x9b1m \u202e"
-    bad = trajectory(evil, evil, evil, output=evil, reads=(evil,), faults=(evil,), rewards={evil: 1.0})
+    call = ToolCall(tool=evil, argument=evil, result=evil)
+    bad = trajectory(
+        evil, evil, evil, output=evil, caller="gone", task=evil, reads=(evil,), faults=(evil,), rewards={evil: 1.0},
+        turns=(turn(text=evil, calls=(call,)), turn(text=evil)),
+    )  # fmt: skip
     question = Question(id=evil, text=evil, answers=(evil,))
     group = replace(group, question=question, trajectories=(bad,), dropped={evil: 1})
     text = text_of(render_group(group, {evil: 1.0}, {}, True, decode=lambda ids: evil), width=4000)
     assert not {c for c in text if not c.isprintable()} - {"\n"}
     plain = "[bold red]x[/] [/nothing] [link=http://a]y[/link] \\x1b[2J\\x07\\x9b1m \\u202e"
-    assert text.count(plain) == 12
+    assert text.count(plain) == 19
 
 
 def test_a_group_without_trajectories_says_so(group):

@@ -1,0 +1,56 @@
+"""Groups are read back from the run folder as they were written, whatever they hold."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cotrain.runs import GroupRecord, read_groups, write_groups
+from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
+
+TEXTS = st.text(max_size=8)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+CALLS = st.builds(
+    ToolCall,
+    tool=TEXTS, argument=TEXTS, result=TEXTS, is_error=st.booleans(), trajectory_id=st.none() | TEXTS,
+)  # fmt: skip
+TOKENS = st.lists(st.tuples(st.integers(0, 2**31), NUMBERS), max_size=3)
+TURNS = st.builds(
+    lambda prompt, tokens, calls, text, stop: Turn(
+        prompt_ids=tuple(prompt),
+        completion=Completion(
+            token_ids=tuple(i for i, _ in tokens), logprobs=tuple(p for _, p in tokens), version=2, stop=stop, text=text
+        ),
+        calls=tuple(calls),
+    ),
+    st.lists(st.integers(0, 2**31), max_size=3), TOKENS, st.lists(CALLS, max_size=2), TEXTS,
+    st.sampled_from(["stop", "length"]),
+)  # fmt: skip
+IDS = st.lists(TEXTS, max_size=2).map(tuple)
+TRAJECTORIES = st.builds(
+    Trajectory,
+    id=TEXTS, question_id=TEXTS, rollout_id=st.none() | TEXTS, pass_id=st.integers(0, 3), call=st.integers(0, 9),
+    agent=TEXTS, model=TEXTS, caller=st.none() | TEXTS, task=TEXTS, reads=IDS,
+    turns=st.lists(TURNS, max_size=2).map(tuple), output=TEXTS, status=st.sampled_from(["ok", "truncated"]),
+    stop=st.sampled_from(["answer", "malformed", "turns", "calls", "tokens", "context"]), trainable=st.booleans(),
+    faults=IDS, rewards=st.dictionaries(TEXTS, NUMBERS, max_size=2),
+)  # fmt: skip
+BY_ID = st.dictionaries(TEXTS, NUMBERS, max_size=3)
+META = st.dictionaries(TEXTS, st.lists(TEXTS, max_size=2) | TEXTS | st.integers() | st.none(), max_size=2)
+RECORDS = st.builds(
+    GroupRecord,
+    group=st.builds(
+        Group,
+        question=st.builds(Question, id=TEXTS, text=TEXTS, answers=IDS, meta=META),
+        step=st.integers(0, 9),
+        strategy=TEXTS,
+        trajectories=st.lists(TRAJECTORIES, max_size=3).map(tuple),
+        dropped=st.dictionaries(TEXTS, st.integers(0, 9), max_size=2),
+    ),
+    credits=BY_ID, advantages=BY_ID, weights=BY_ID,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(RECORDS, max_size=3))
+def test_groups_are_read_back_as_they_were_written(tmp_path, records):
+    write_groups(tmp_path, 4, records)
+    assert read_groups(tmp_path, 4) == records
