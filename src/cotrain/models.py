@@ -1,15 +1,18 @@
 """From a model's name to weights in memory, and from there to a folder that others can load.
 
-`resolve` turns a name (a local folder, a packaged or tiny model, a hub name) into a folder; `load_model` reads it with
-its tokenizer, adds adapters where they are wanted and marks what is trained; `export_model` writes it back as plain
-transformers or peft files. Loading the same configuration twice gives the same weights, adapters included.
+`resolve` turns a name (a local folder, a packaged or tiny model, a hub name) into a folder; `load_models` reads a run's
+models with their tokenizers, adds adapters where they are wanted and marks what is trained; `export_model` writes one
+back as plain transformers or peft files. Loading the same configuration twice gives the same weights, adapters
+included. Models that leave one base as it is (adapters on it, frozen uses of it) hold its tensors once between them; a
+fully trained model has weights of its own.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +26,7 @@ from cotrain.packaged import PACKAGES, fetch, quiet
 from cotrain.render import Tokenizer, end_of_turn
 from cotrain.tiny import TINY, build_tiny
 
-ADAPTER_FILE = "adapter_config.json"
+ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "LICENSE*"]
 
@@ -34,7 +37,8 @@ class LoadedModel:
 
     `network` is a transformers causal LM (with adapters: a peft model around one) in evaluation mode; only what is
     trained requires gradients. `context` is the largest number of tokens, prompt and completion together. `end_ids`
-    are the tokens that end a completion.
+    are the tokens that end a completion. The tensors of the base and the tokenizer may be another model's as well:
+    nobody may change them.
     """
 
     name: str
@@ -96,61 +100,185 @@ def _from_hub(path: str) -> Path:
         raise ModelError(f"model {path}", found, fix) from error
 
 
-def load_model(name: str, config: ModelConfig) -> LoadedModel:
-    """Load what `config.path` names onto `config.device`, in `config.dtype`, with adapters if `config.lora` says so.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where a model's parts are; `saved` describes the adapter in `folder`, `leaves_base`: it can be shared."""
 
-    A folder that holds a peft adapter is loaded on top of its base model.
+    name: str
+    config: ModelConfig
+    folder: Path
+    base: Path
+    device: torch.device
+    context: int
+    saved: Mapping[str, object] | None
+    leaves_base: bool
+
+    @property
+    def has_adapter(self) -> bool:
+        return self.saved is not None or self.config.lora is not None
+
+
+def load_model(name: str, config: ModelConfig) -> LoadedModel:
+    """Load one model; as `load_models`."""
+    return load_models({name: config})[name]
+
+
+def load_models(configs: Mapping[str, ModelConfig]) -> dict[str, LoadedModel]:
+    """Load what each `path` names onto its `device`, in its `dtype`, with adapters where `lora` says so.
+
+    A folder that holds a peft adapter is loaded on top of its base model. Models with the same base, dtype and device
+    that leave the base as it is share its tensors. What a configuration can get wrong is found before weights are read.
 
     Raises:
-        ModelError: the model is missing or damaged, or the configuration does not fit it.
+        ModelError: a model is missing or damaged, or its configuration does not fit it.
     """
-    folder = resolve(config.path, config.seed)
-    base = _base_folder(name, folder, config.seed)
+    devices = {name: _device(name, config) for name, config in configs.items()}
+    sources = [_find(name, config, devices[name]) for name, config in configs.items()]
+    sharing: dict[tuple[object, ...], list[_Source]] = {}
+    for source in sources:
+        own = None if source.leaves_base else source.name
+        sharing.setdefault((source.base, source.config.dtype, source.device, own), []).append(source)
     with quiet(), torch.random.fork_rng(devices=[]):
-        network, tokenizer = _read(name, base, config)
-        context = _context(name, network, config)
-        network.requires_grad_(config.trainable and config.lora is None and base == folder)
-        if base != folder:
-            network = _read_adapter(name, network, folder, config)
-        elif config.lora is not None:
-            network = _add_adapter(name, network, config.lora, config.seed, config.trainable)
-    return LoadedModel(
+        tokenizers = {source.base: _read_tokenizer(source) for source in sources}
+        for source in sources:
+            _check_lora(source)
+        loaded: dict[str, LoadedModel] = {}
+        for users in sharing.values():
+            bases = _copies(_read(users[0]), len(users))
+            loaded |= {u.name: _finish(u, base, tokenizers[u.base]) for u, base in zip(users, bases, strict=True)}
+    return {name: loaded[name] for name in configs}
+
+
+def _find(name: str, config: ModelConfig, device: torch.device) -> _Source:
+    """Resolve a model's name, and compare its configuration with what the folder says of itself."""
+    folder = resolve(config.path, config.seed)
+    saved = _saved_adapter(name, folder)
+    base = folder if saved is None else _base_folder(name, folder, saved, config.seed)
+    if saved is not None and config.lora is not None:
+        ours, theirs = (config.lora.rank, config.lora.alpha), (saved.get("r"), saved.get("lora_alpha"))
+        if ours != theirs:
+            found = f"lora has rank {ours[0]}, alpha {ours[1]}; its adapter in {folder} has {theirs[0]}, {theirs[1]}"
+            raise ModelError(f"model {name}", found, f"Remove models.{name}.lora, or name the base model")
+    return _Source(
         name=name,
         config=config,
         folder=folder,
-        network=network.to(_device(name, config)).eval(),
-        tokenizer=tokenizer,
-        context=context,
-        end_ids=_end_ids(network, tokenizer),
-        has_adapter=base != folder or config.lora is not None,
+        base=base.resolve(),
+        device=device,
+        context=_context(name, base, config),
+        saved=saved,
+        leaves_base=_leaves_base(folder, config, saved),
     )
 
 
-def _read(name: str, folder: Path, config: ModelConfig) -> tuple[torch.nn.Module, Tokenizer]:
-    """The network and tokenizer in a folder; refuses weights that would silently be left random."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _leaves_base(folder: Path, config: ModelConfig, saved: Mapping[str, object] | None) -> bool:
+    """Whether the base's weights stay as they are; of an adapter from elsewhere only if that is certain."""
+    from safetensors import SafetensorError, safe_open
+
+    if saved is None:
+        return config.lora is not None or not config.trainable
+    # Some bring biases or embeddings for the base, and some take a part out of its weights.
+    kind, bias, init = (saved.get(key) for key in ("peft_type", "bias", "init_lora_weights"))
+    is_plain = kind == "LORA" and bias in (None, "none") and (init is None or isinstance(init, bool))
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
+            return is_plain and all(".lora_" in key for key in tensors.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return False
+
+
+def _finish(source: _Source, base: torch.nn.Module, tokenizer: Tokenizer) -> LoadedModel:
+    """The model made of a base that is its own, or a copy that shares tensors."""
+    network, config = base, source.config
+    base.requires_grad_(config.trainable and not source.has_adapter)
+    if source.saved is not None:
+        network = _read_adapter(source, base)
+    elif config.lora is not None:
+        network = _add_adapter(source.name, base, config.lora, config.seed, config.trainable)
+    return LoadedModel(
+        name=source.name,
+        config=config,
+        folder=source.folder,
+        network=network.to(source.device).eval(),
+        tokenizer=tokenizer,
+        context=source.context,
+        end_ids=_end_ids(network, tokenizer),
+        has_adapter=source.has_adapter,
+    )
+
+
+def _copies(network: torch.nn.Module, count: int) -> Sequence[torch.nn.Module]:
+    """`count` networks with one set of tensors between them.
+
+    Modules and parameters are each network's own, so that adapters, gradients and marks of what is trained belong to
+    one; what the parameters and buffers hold exists once. Weights that are tied stay tied.
+    """
+    if count == 1:
+        return [network]
+    copies = []
+    for _ in range(count):
+        shared: dict[int, object] = {id(b): b for b in network.buffers()}
+        shared |= {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
+        copies.append(copy.deepcopy(network, shared))
+    return copies
+
+
+def _check_lora(source: _Source) -> None:
+    """Refuse adapters that do not fit, on a network without weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    lora = source.config.lora
+    if lora is not None and source.saved is None:
+        settings = AutoConfig.from_pretrained(source.base, local_files_only=True)
+        with torch.device("meta"):
+            _add_adapter(source.name, AutoModelForCausalLM.from_config(settings), lora, 0, trainable=False)
+
+
+def _read_tokenizer(source: _Source) -> Tokenizer:
+    from transformers import AutoTokenizer
 
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source.base, local_files_only=True)
+    except Exception as error:  # transformers raises whatever its readers raise
+        raise _damaged(source.name, source.base, error) from error
+    return tokenizer
+
+
+def _read(source: _Source) -> torch.nn.Module:
+    """The network in the base's folder, on its device; refuses weights that would silently be left random."""
+    from transformers import AutoModelForCausalLM
+
+    name, folder = source.name, source.base
+    try:
         network, report = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=_DTYPES[config.dtype],
+            dtype=_DTYPES[source.config.dtype],
             attn_implementation="sdpa",
             local_files_only=True,
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises whatever its readers raise
-        raise ModelError(f"model {name}", f"{folder} cannot be loaded: {error}", "Save or fetch it again") from error
+        raise _damaged(name, folder, error) from error
     missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if missing:
         found = f"{folder} has no usable weights for {len(missing)} tensors ({missing[0]}, ...)"
         raise ModelError(f"model {name}", found, "Save or fetch it again")
-    loaded: torch.nn.Module = network
-    return loaded, tokenizer
+    loaded: torch.nn.Module = network.to(source.device)  # before it is shared: a later move would part the copies
+    return loaded
 
 
-def _context(name: str, network: torch.nn.Module, config: ModelConfig) -> int:
-    settings = network.config.get_text_config()  # type: ignore[operator, union-attr]
+def _damaged(name: str, folder: Path, error: Exception) -> ModelError:
+    return ModelError(f"model {name}", f"{folder} cannot be loaded: {error}", "Save or fetch it again")
+
+
+def _context(name: str, folder: Path, config: ModelConfig) -> int:
+    from transformers import AutoConfig
+
+    try:
+        with quiet():
+            settings = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    except Exception as error:  # transformers raises whatever its readers raise
+        raise _damaged(name, folder, error) from error
     limit: int | None = getattr(settings, "max_position_embeddings", None)
     context = config.context or limit
     if context is None:
@@ -179,38 +307,43 @@ def _add_adapter(name: str, network: torch.nn.Module, lora: LoraConfig, seed: in
     return adapted if trainable else adapted.requires_grad_(False)
 
 
-def _base_folder(name: str, folder: Path, seed: int) -> Path:
-    """The folder of the weights: `folder` itself, or what the adapter in it was trained on."""
+def _saved_adapter(name: str, folder: Path) -> Mapping[str, object] | None:
+    """What peft wrote about the adapter in a folder; None where there is none."""
     file = folder / ADAPTER_FILE
     if not file.is_file():
-        return folder
-    base = str(json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path"))
+        return None
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name}", f"{file} cannot be read: {error}", "Save it again") from error
+    if not isinstance(saved, dict):
+        raise ModelError(f"model {name}", f"{file} holds no object", "Save it again")
+    return saved
+
+
+def _base_folder(name: str, folder: Path, saved: Mapping[str, object], seed: int) -> Path:
+    """The folder of the weights that the adapter in `folder` was trained on."""
+    base = str(saved.get("base_model_name_or_path"))
     # An adapter remembers a folder of the machine that wrote it; a packaged model is known by the folder's name.
     portable = Path(base).name
     try:
         return resolve(portable if portable in PACKAGES and not Path(base).is_dir() else base, seed)
     except ModelError as error:
-        fix = f"Set base_model_name_or_path in {file} to the base model"
+        fix = f"Set base_model_name_or_path in {folder / ADAPTER_FILE} to the base model"
         raise ModelError(f"model {name}", f"the base of its adapter is missing ({error.found})", fix) from error
 
 
-def _read_adapter(name: str, network: torch.nn.Module, folder: Path, config: ModelConfig) -> torch.nn.Module:
-    """The network with the adapter in `folder` on it; a `lora` section, if there is one, must describe that adapter."""
+def _read_adapter(source: _Source, network: torch.nn.Module) -> torch.nn.Module:
+    """The network with the adapter in the source's folder on it."""
     from peft import PeftModel
 
-    saved = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
-    rank, alpha = saved.get("r"), saved.get("lora_alpha")
-    if config.lora is not None and (config.lora.rank, config.lora.alpha) != (rank, alpha):
-        found = (
-            f"lora has rank {config.lora.rank}, alpha {config.lora.alpha}; its adapter in {folder} has {rank}, {alpha}"
-        )
-        raise ModelError(f"model {name}", found, f"Remove models.{name}.lora, or name the base model")
     try:
         adapted: torch.nn.Module = PeftModel.from_pretrained(
-            network, folder, is_trainable=config.trainable, autocast_adapter_dtype=False
+            network, source.folder, is_trainable=source.config.trainable, autocast_adapter_dtype=False
         )
     except Exception as error:  # peft raises whatever its readers raise
-        raise ModelError(f"model {name}", f"adapter {folder} cannot be loaded: {error}", "Save it again") from error
+        found = f"adapter {source.folder} cannot be loaded: {error}"
+        raise ModelError(f"model {source.name}", found, "Save it again") from error
     return adapted
 
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import PeftModel
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from cotrain import packaged
 from cotrain.cache import atomic_folder, cache_folder
 from cotrain.config import LoraConfig, ModelConfig
 from cotrain.errors import ModelError
-from cotrain.models import export_model, list_models, load_model, resolve
+from cotrain.models import export_model, list_models, load_model, load_models, resolve
 from cotrain.packaged import PACKAGES, Package, fetch
 from cotrain.render import Renderer
 from cotrain.tiny import TINY, TinySpec, build_tiny, random_network, train_tokenizer
@@ -324,6 +325,166 @@ def test_hub_names(monkeypatch):
     with pytest.raises(ModelError, match="no such folder"):  # its parent is here, so it was meant as a folder
         resolve("runs/none")
     assert len(asked) == 5
+
+
+def load_all(**configs):
+    """Models by name, each from (path, settings)."""
+    return load_models(
+        {name: ModelConfig(path=str(path), device="cpu", **settings) for name, (path, settings) in configs.items()}
+    )
+
+
+def storages(network):
+    return {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
+
+
+def share(a, b):
+    """Whether all tensors of the base are common, or none is; anything in between is an error."""
+    one, two = storages(a.network), storages(b.network)
+    common = len(one & two)
+    assert common in (0, len({t.untyped_storage().data_ptr() for t in base_tensors(a)}))
+    return common > 0
+
+
+def base_tensors(model):
+    network = model.network.get_base_model() if model.has_adapter else model.network
+    return [t for name, t in (*network.named_parameters(), *network.named_buffers()) if "lora_" not in name]
+
+
+LORA = {"lora": LoraConfig(rank=2)}
+FROZEN = {"trainable": False}
+
+
+def test_models_that_leave_a_base_as_it_is_share_it_and_no_others_do():
+    folder = tiny_folder()
+    link = Path("link").absolute()
+    link.symlink_to(folder)
+    models = load_all(
+        full=(folder, {}),
+        a=(folder, LORA),
+        b=(link, {"lora": LoraConfig(rank=4), "seed": 3}),
+        still=(folder, {**LORA, **FROZEN}),
+        other=("tiny-qwen3", LORA),
+        frozen=("tiny-llama", {**FROZEN, "context": 256}),
+        again=(folder, FROZEN),
+        half=(folder, {**LORA, "dtype": "bfloat16"}),
+        seeded=("tiny-llama", {**LORA, "seed": 1}),
+        also_full=(folder, {}),
+    )
+    together = {"a", "b", "still", "frozen", "again"}
+    assert list(models)[:3] == ["full", "a", "b"]  # in the order of the configuration
+    for one in models:
+        for two in models:
+            assert (one == two or share(models[one], models[two])) == (one == two or {one, two} <= together)
+    assert {name: model.context for name, model in models.items() if model.context != 1024} == {"frozen": 256}
+    assert trained(models["full"].network) == trained(load().network)
+    assert len(trained(models["a"].network)) == len(trained(models["b"].network)) > 0
+    for name in ("still", "frozen", "again"):
+        assert trained(models[name].network) == set()
+    assert not any("lora" in name for name, _ in models["frozen"].network.named_parameters())
+    for name in ("frozen", "again", "full"):
+        assert models[name].network.lm_head.weight is models[name].network.model.embed_tokens.weight
+    inner = models["a"].network.get_base_model()
+    assert inner.lm_head.weight is inner.model.embed_tokens.weight
+
+
+def test_models_on_two_devices_do_not_share(monkeypatch):
+    monkeypatch.setattr("cotrain.models._device", lambda name, config: torch.device({"there": "meta"}.get(name, "cpu")))
+    models = load_all(there=(tiny_folder(), LORA), here=(tiny_folder(), LORA), too=(tiny_folder(), FROZEN))
+    assert {p.device.type for p in models["there"].network.parameters()} == {"meta"}
+    assert {p.device.type for p in models["here"].network.parameters()} == {"cpu"}
+    assert share(models["here"], models["too"])
+
+
+def test_a_folder_has_one_tokenizer_which_nobody_changes():
+    folder = tiny_folder()
+    models = load_all(a=(folder, LORA), b=(folder, LORA), full=(folder, {}), other=("tiny-qwen3", FROZEN))
+    tokenizer = models["a"].tokenizer
+    assert models["b"].tokenizer is models["full"].tokenizer is tokenizer is not models["other"].tokenizer
+    before = tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.init_kwargs.copy()
+    ids = [Renderer(m.tokenizer).render([("user", "Where was Ada born?")]) for m in models.values()]
+    assert ids[0] == ids[1] == ids[2]
+    export_model(models["a"], "out")
+    assert (tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.init_kwargs) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"path": "tiny-lama"}, "Did you mean 'tiny-llama'"),
+        ({"path": "tiny-qwen3", "context": 4096}, "context = 4096, but the model was made for 1024"),
+        ({"path": "tiny-qwen3", "lora": LoraConfig(targets=("no_such",))}, r"lora.targets = \['no_such'\]"),
+        ({"path": "adapter", "lora": LoraConfig(rank=8)}, "lora has rank 8, alpha 32.0; its adapter in .* has 2, 32.0"),
+        ({"path": "tiny-qwen3", "device": "cuda"}, "sees no CUDA"),
+        ({"path": "copy"}, "cannot be loaded"),
+    ],
+)
+def test_what_is_wrong_is_found_before_weights_are_read(settings, found, monkeypatch):
+    export_model(load(**LORA), "adapter")
+    (copy_of(tiny_folder()) / "tokenizer.json").write_text("{")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("cotrain.models._read", lambda source: pytest.fail(f"{source.name} was read"))
+    good = ModelConfig(path="tiny-llama", device="cpu")
+    with pytest.raises(ModelError, match=found) as error:
+        load_models({"good": good, "bad": ModelConfig(**{"device": "cpu", **settings})})
+    assert error.value.where == ("model tiny-lama" if settings["path"] == "tiny-lama" else "model bad")
+
+
+def test_adapters_in_folders_share_the_base_that_they_were_made_on():
+    for name, seed in (("one", 1), ("two", 2)):
+        export_model(perturbed(load(tiny_folder(), seed=seed, **LORA)), name)
+    models = load_all(one=("one", {}), two=("two", FROZEN), fresh=(tiny_folder(), LORA), full=(tiny_folder(), {}))
+    assert share(models["one"], models["two"])
+    assert share(models["one"], models["fresh"])
+    assert not share(models["one"], models["full"])
+    assert trained(models["one"].network) == trained(models["fresh"].network) != set()
+    assert trained(models["two"].network) == set()
+    for name in ("one", "two"):
+        assert torch.equal(logits(models[name].network), logits(load(name).network))
+    assert not torch.equal(logits(models["one"].network), logits(models["two"].network))
+    assert torch.equal(logits(models["fresh"].network), logits(load(tiny_folder()).network))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own, outside of load_models
+@pytest.mark.parametrize("what", ["biases", "embeddings", "pissa"])
+def test_an_adapter_that_changes_its_base_has_one_of_its_own(what):
+    folder = Path("base").absolute()
+    settings = LlamaConfig(
+        vocab_size=2048, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, attention_bias=True, max_position_embeddings=64,
+    )  # fmt: skip
+    network = LlamaForCausalLM(settings)
+    network.save_pretrained(folder)
+    load("tiny-llama").tokenizer.save_pretrained(folder)
+    lora = PeftLoraConfig(
+        r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", bias="all" if what == "biases" else "none",
+        init_lora_weights="pissa" if what == "pissa" else True,
+    )  # fmt: skip
+    changed = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora)
+    with torch.no_grad():
+        for name, p in changed.named_parameters():
+            if p.requires_grad or (what == "embeddings" and "embed_tokens" in name):
+                p += 0.1
+    changed.save_pretrained("adapter", save_embedding_layers=what == "embeddings")
+    models = load_all(frozen=(folder, FROZEN), adapter=("adapter", {}), a=(folder, LORA))
+    assert share(models["frozen"], models["a"])
+    assert not storages(models["frozen"].network) & storages(models["adapter"].network)
+    assert torch.equal(logits(models["frozen"].network), logits(network.eval()))
+    assert torch.equal(logits(models["adapter"].network), logits(load("adapter").network))
+    if what != "pissa":  # as peft itself has it
+        assert torch.equal(logits(models["adapter"].network), logits(changed.eval()))
+
+
+def test_exports_of_models_that_share_a_base():
+    folder = tiny_folder()
+    models = load_all(a=(folder, LORA), b=(folder, {"lora": LoraConfig(rank=4)}), frozen=(folder, FROZEN))
+    for name, model in models.items():
+        export_model(perturbed(model), name)
+        assert torch.equal(logits(load(name).network), logits(model.network))
+    assert not Path("a/model.safetensors").exists()
+    assert load_file("frozen/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    assert json.loads(Path("b/adapter_config.json").read_text())["r"] == 4
+    assert json.loads(Path("a/adapter_config.json").read_text())["base_model_name_or_path"] == str(folder)
 
 
 GGUF = b"GGUF and so on"
