@@ -47,8 +47,8 @@ def population_std(credits: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def sample_std(credits: Sequence[float], weights: Sequence[float]) -> float:
-    """population std * sqrt(n / (n - 1)), n the number of peers."""
-    n = len(credits)
+    """population std * sqrt(n / (n - 1)), n the number of peers; a whole weight counts as so many copies of one."""
+    n = math.fsum(weights) if all(float(w).is_integer() for w in weights) else len(credits)
     return population_std(credits, weights) * math.sqrt(n / (n - 1))
 
 
@@ -72,21 +72,23 @@ def group_relative(
         peer_key: who is compared with whom.
         baseline: what is subtracted.
         scale: what divides, before eps is added.
-        weights: by trajectory id, in the statistics; 1 by default.
+        weights: by trajectory id, in the statistics; 1 by default. One with weight 0 is dropped ("aligned_away").
         eps: added to the scale.
 
     Returns:
-        Values by trajectory id; counts of "missing_reward", "singleton" and "zero_variance".
+        Values by trajectory id; counts of "missing_reward", "aligned_away", "singleton" and "zero_variance".
     """
     dropped: Counter[str] = Counter()
     peer_sets: dict[Hashable, list[str]] = {}
     for t in trajectories:
         if not t.trainable:
             continue
-        if t.id in credits:
-            peer_sets.setdefault(peer_key(t), []).append(t.id)
-        else:
+        if t.id not in credits:
             dropped["missing_reward"] += 1
+        elif weights is not None and weights[t.id] == 0.0:
+            dropped["aligned_away"] += 1
+        else:
+            peer_sets.setdefault(peer_key(t), []).append(t.id)
     values: dict[str, float] = {}
     for ids in peer_sets.values():
         rewards = [credits[id] for id in ids]

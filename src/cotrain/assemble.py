@@ -14,21 +14,33 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from cotrain.config import AgentConfig, RunConfig
+from cotrain import align
+from cotrain.align import Align
+from cotrain.config import AgentConfig, CreditConfig, JudgeConfig, RunConfig
 from cotrain.data.corpus import Corpus, fan_out
+from cotrain.endpoints import Endpoint
 from cotrain.engines.local import LocalEngine
 from cotrain.errors import ConfigError
-from cotrain.models import LoadedModel, load_model
+from cotrain.judges import CORRECTNESS, EXPERT, Judge, coverage, llm_judge
+from cotrain.models import LoadedModel, load_models
 from cotrain.render import Renderer
-from cotrain.rewards import METRICS
+from cotrain.rewards import METRICS, at_least
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
 from cotrain.team import Roster, System
 from cotrain.types import Agent, CreditRule, Metric, Passage
 
-SYSTEMS = {"search_pipeline": "cotrain.systems.search_pipeline:search_pipeline"}
+SYSTEMS = {
+    "search_pipeline": "cotrain.systems.search_pipeline:search_pipeline",
+    "deep_research": "cotrain.systems.deep_research:deep_research",
+    "single_agent": "cotrain.systems.single_agent:single_agent",
+}
+
+
+RULES: Mapping[str, Judge] = {"coverage": coverage}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +53,8 @@ class Plan:
     rules: Mapping[str, CreditRule]
     metric: Metric
     strategy: Strategy
+    judges: Mapping[str, Mapping[str, Judge]]
+    align: Align
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +71,16 @@ class Cast:
         def search(queries: tuple[str, ...], count: int) -> tuple[Passage, ...]:
             return tuple(fan_out(corpus.search, queries, total=count))
 
-        renderers = {name: Renderer(model.tokenizer) for name, model in self.models.items()}
-        tools = {"search": search, **self.plan.system.tools}
-        return Roster(agents=self.plan.agents, engines=self.engines, renderers=renderers, tools=tools)
+        system, limits = self.plan.system, self.plan.config.tools
+        of_corpus = {name: make(corpus) for name, make in system.corpus_tools.items()}
+        return Roster(
+            agents=self.plan.agents,
+            engines=self.engines,
+            renderers={name: Renderer(model.tokenizer) for name, model in self.models.items()},
+            tools={"search": search, **of_corpus, **system.tools},
+            tool_timeout_s=limits.timeout_s,
+            tool_retries=limits.retries,
+        )
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -79,25 +100,104 @@ def make_plan(config: RunConfig) -> Plan:
     for model in config.models:
         if model not in {agent.model for agent in agents.values()}:
             raise ConfigError(f"models.{model}", "no agent is played by it", "Remove it, or name it in an agent")
-    penalties = {**system.penalties, **config.rewards.penalties}
-    rules = {
-        name: CreditRule(
-            penalty=penalties.get(name, 0.0),
-            aggregate=config.rewards.aggregate,
-            propagate=config.rewards.propagate,
-        )
-        for name in agents
-    }
+    _check_calls(system, agents)
     if config.warmup.steps and not system.demonstrate:
         raise ConfigError("warmup.steps", "the system demonstrates nothing", "Set it to 0, or give it `demonstrate`")
+    metric = METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS)
+    if config.rewards.threshold is not None:
+        metric = at_least(metric, config.rewards.threshold)
     return Plan(
         config=config,
         system=system,
         agents=agents,
-        rules=rules,
-        metric=METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS),
+        rules=_rules(config, system, agents),
+        metric=metric,
         strategy=_strategy(config, len(agents)),
+        judges=_judges(config, agents),
+        align=_align(config, agents),
     )
+
+
+def _rules(config: RunConfig, system: System, agents: Mapping[str, Agent]) -> dict[str, CreditRule]:
+    """Each agent's credit: the system's rule, with the configured values in place of its own."""
+    _refuse_unknown("rewards.credit", config.rewards.credit, agents, "the system's agents")
+    _refuse_unknown("the system's rules", system.rules, agents, "its agents")
+    rules = {}
+    for name in agents:
+        own = system.rules.get(name, CreditRule())
+        given = {k: v for k, v in config.rewards.credit.get(name, CreditConfig()) if v is not None}
+        penalty = {**system.penalties, **config.rewards.penalties}.get(name, own.penalty)
+        flow = {"aggregate": config.rewards.aggregate, "propagate": config.rewards.propagate}
+        rule = rules[name] = replace(own, **{"penalty": penalty, **flow, **given})
+        known = ["shared", "format", *(judge for judge, chosen in config.judges.items() if name in chosen.agents)]
+        _refuse_unknown(f"rewards.credit.{name}.weights", rule.weights, known, "shared, format and its judges")
+    return rules
+
+
+def _judges(config: RunConfig, agents: Mapping[str, Agent]) -> dict[str, dict[str, Judge]]:
+    """Reward name -> agent -> what judges its trajectories."""
+    made: dict[str, dict[str, Judge]] = {}
+    for name, chosen in config.judges.items():
+        where = f"judges.{name}"
+        if name == "format":
+            raise ConfigError(where, "the format reward is made from faults", "Name the judge otherwise")
+        if name != "shared" and not chosen.agents:
+            raise ConfigError(where, "it judges nobody", f"Set {where}.agents")
+        _refuse_unknown(f"{where}.agents", chosen.agents, agents, "the system's agents")
+        judge = _model_judge(chosen, is_verdict=name == "shared") if chosen.rule is None else _rule(chosen.rule, where)
+        made[name] = dict.fromkeys(agents if name == "shared" else chosen.agents, judge)
+    return made
+
+
+def _model_judge(chosen: JudgeConfig, is_verdict: bool) -> Judge:
+    assert chosen.url is not None
+    endpoint = Endpoint(
+        base_url=chosen.url,
+        model=chosen.model,
+        api_key_env=chosen.api_key_env,
+        timeout_s=chosen.timeout_s,
+        retries=chosen.retries,
+    )
+    return llm_judge(
+        endpoint,
+        instructions=chosen.instructions or (CORRECTNESS if is_verdict else EXPERT),
+        budget=chosen.budget,
+        concurrency=chosen.concurrency,
+        cache=Path(chosen.cache) if chosen.cache else None,
+        kind="verdict" if is_verdict else "score",
+    )
+
+
+def _rule(name: str, where: str) -> Judge:
+    return RULES.get(name) or _function(name, f"{where}.rule", RULES)
+
+
+def _align(config: RunConfig, agents: Mapping[str, Agent]) -> Align:
+    _refuse_unknown("align.factors", config.align.factors, agents, "the system's agents")
+    if config.align.size is not None:
+        return align.duplicate(config.align.size, config.loop.seed)
+    return {"weight": align.weight, "none": align.none}[config.align.method]
+
+
+def _check_calls(system: System, agents: Mapping[str, Agent]) -> None:
+    """Tools and delegates exist, their names do not clash, and nobody delegates to itself, directly or not."""
+    tools = [*system.tools, *system.corpus_tools, "search"]
+    for agent in agents.values():
+        _refuse_unknown(f"agent {agent.name}'s tools", agent.tools, tools, "the system's tools")
+        _refuse_unknown(f"agent {agent.name}'s delegates", agent.delegates, agents, "the system's agents")
+        names = [*agent.tools, *agent.delegates]
+        if len(set(names)) < len(names) or "answer" in names:
+            found = f"may call {', '.join(names)}"
+            raise ConfigError(f"agent {agent.name}", found, "Give each its own name, none of them 'answer'")
+        if names and agent.max_turns < 2:
+            found = f"may call {', '.join(names)} in max_turns = {agent.max_turns}"
+            raise ConfigError(f"agent {agent.name}", found, "Allow a turn for the call and one for the answer")
+    callers = TopologicalSorter({agent.name: agent.delegates for agent in agents.values()})
+    try:
+        callers.prepare()
+    except CycleError as error:
+        found = f"delegation goes in a circle: {' -> '.join(error.args[1])}"
+        raise ConfigError("the system's agents", found, "Take one of the delegates away") from None
 
 
 def load_cast(plan: Plan) -> Cast:
@@ -106,7 +206,7 @@ def load_cast(plan: Plan) -> Cast:
     Raises:
         ModelError: a model cannot be found or loaded.
     """
-    models = {name: load_model(name, model) for name, model in plan.config.models.items()}
+    models = load_models(plan.config.models)
     engines = {
         name: LocalEngine(
             model.network,

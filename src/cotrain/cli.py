@@ -1,4 +1,4 @@
-"""The command line: `cotrain train | eval | ask | show | check | report | models | data | config`.
+"""The command line: `cotrain train | eval | probe | ask | show | check | report | models | data | config`.
 
 Each command parses, calls the library and prints. What a command prints goes to standard output, progress to standard
 error. An error that cotrain raises on purpose is shown in its three parts, without a traceback, with exit code 2.
@@ -100,6 +100,48 @@ def evaluate(
         else:
             table = summary_table(predictions, title=title, **sure)
         Console().print(table)
+
+
+@commands.command()
+def probe(
+    run: Annotated[
+        Path,
+        typer.Argument(help="A TOML file: its models as they are; the folder of a run; or what an earlier probe kept."),
+    ],
+    questions: Annotated[int, typer.Option(min=1, help="How many training questions, drawn by the seed.")] = 64,
+    band: Annotated[tuple[float, float], typer.Option(help="Both excluded: LOW < success rate < HIGH.")] = (0.0, 1.0),
+    out: Annotated[Path | None, typer.Option(help="Write the band's questions to this JSONL file.")] = None,
+    checkpoint: Checkpoint = "latest",
+    settings: Settings = None,
+) -> None:
+    """Measure how often a team answers its training questions.
+
+    Prints success rates, delegations and tokens. Rates of all questions are kept beside --out FILE.jsonl as
+    FILE.all.jsonl; given in place of a run, that file is sorted into another band and nothing is sampled.
+    """
+    from cotrain import probe as probing
+
+    is_kept = run.suffix == ".jsonl"
+    outs = [] if out is None else [out] if is_kept else [out, probing.sidecar(out)]
+    probing.check_wish(*band, outs)
+    console = Console()
+    if is_kept:
+        rated = probing.load_rated(run)
+        print(f"{run}: {len(rated)} questions")
+    else:
+        folder = run if run.is_dir() else None
+        config = load_config(run / "config.toml" if folder else run, settings or ())
+        with display() as shown:
+            keep, update = outs[-1] if outs else None, shown.update
+            found = probing.probe(config, folder, count=questions, checkpoint=checkpoint, keep=keep, progress=update)
+        rated = probing.rated(found.records)
+        print(f"{run}, {checkpoint if folder else 'untrained'}: {len(rated)} questions")
+        for table in probing.work_tables(found):
+            console.print(table)
+        print(probing.dropped_line(found))
+    console.print(probing.rate_table(rated, *band))
+    if out is not None:
+        print(f"{out}: {probing.write_band(out, rated, *band)} questions")
 
 
 @commands.command()

@@ -13,7 +13,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -21,6 +21,7 @@ from cotrain.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Set = TypeVar("Set", bound="QuestionSet")
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -113,6 +114,14 @@ class AgentConfig(Section):
     """Strings that end a completion."""
     trainable: bool | None = None
     """False: the agent gives no samples."""
+    max_turns: Positive | None = None
+    """Most turns of an episode."""
+    max_calls: Positive | None = None
+    """Most calls of tools and delegates in an episode."""
+    max_sampled: Positive | None = None
+    """Most tokens that are sampled in an episode."""
+    max_time_s: Annotated[float, Field(gt=0)] | None = None
+    """Longest an episode may take, delegates included; beyond it the rollout is removed and counted (time_limit)."""
 
 
 class WorldConfig(Section):
@@ -147,11 +156,20 @@ class QuestionSet(Section):
     """Settings of the generated world."""
 
 
+class Stage(QuestionSet):
+    """Questions of a later part of the run."""
+
+    after_step: Positive
+    """The stage begins with the step after this one."""
+
+
 class DataConfig(Section):
     """What to train on and what to hold out."""
 
     train: QuestionSet = QuestionSet(split="train")
     """Questions to train on, drawn in a seeded order, each at most once per epoch."""
+    stages: tuple[Stage, ...] = ()
+    """Curriculum: what takes the place of `train` later in the run, in rising order of `after_step`."""
     eval: dict[str, QuestionSet] = {"dev": QuestionSet(split="dev", limit=64)}
     """Held-out sets by name; the first one chooses the best checkpoint."""
 
@@ -160,13 +178,21 @@ class DataConfig(Section):
     def _train_split(cls, value: QuestionSet) -> QuestionSet:
         return _with_split(value, "train")
 
+    @field_validator("stages")
+    @classmethod
+    def _stage_splits(cls, value: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        starts = [stage.after_step for stage in value]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"after_step goes {starts}; give each stage a later one than the stage before")
+        return tuple(_with_split(stage, "train") for stage in value)
+
     @field_validator("eval")
     @classmethod
     def _eval_splits(cls, value: dict[str, QuestionSet]) -> dict[str, QuestionSet]:
         return {_file_name(name): _with_split(chosen, "dev") for name, chosen in value.items()}
 
 
-def _with_split(chosen: QuestionSet, split: str) -> QuestionSet:
+def _with_split(chosen: Set, split: str) -> Set:
     """Questions of the generated world are never trained on and held out at once, whatever else a section sets."""
     is_open = chosen.source == "world" and chosen.split is None
     return chosen.model_copy(update={"split": split}) if is_open else chosen
@@ -211,11 +237,69 @@ class SamplingConfig(Section):
         return self
 
 
+class CreditConfig(Section):
+    """Overrides of how one agent's credit is made; what is left out keeps the system's own value."""
+
+    weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Weight of each reward: `shared`, `format` (1 without faults, else 0), and the names of judges."""
+    gate: bool | None = None
+    """True: a faulty output gets no reward at all, and a faulty answer counts as wrong."""
+    missing: Literal["drop", "renormalise"] | None = None
+    """When a judge failed: drop the trajectory, or scale up the other weights. An unknown `shared` always drops it."""
+
+    @field_validator("weights")
+    @classmethod
+    def _some(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and not sum(value.values()) > 0:
+            raise ValueError("the weights sum to 0; give at least one reward a weight")
+        return value
+
+
+class JudgeConfig(Section):
+    """What gives a reward by judging: a rule, or a model behind an OpenAI-compatible endpoint.
+
+    The section's name is the reward's. A judge named `shared` judges the final answers in place of `rewards.metric`.
+    """
+
+    agents: tuple[str, ...] = ()
+    """Whose trajectories it judges; none are needed for `shared`."""
+    rule: str | None = None
+    """`coverage` (how far a finding covers the evidence), or `module:function`."""
+    url: str | None = None
+    """Base of the endpoint, such as http://localhost:8000/v1."""
+    model: str = ""
+    """Name of the endpoint's model."""
+    api_key_env: str = ""
+    """Environment variable that holds the key; empty where none is needed."""
+    instructions: str | None = None
+    """What the model is told to judge, in place of the built-in text."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds an answer may take."""
+    retries: NonNegative = 2
+    """Attempts after a failed or unreadable one."""
+    concurrency: Positive = 8
+    """Most requests at once."""
+    budget: Positive = 100_000
+    """Most requests in the whole process; what is beyond has no reward."""
+    cache: str | None = None
+    """File that keeps judgements from run to run."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> JudgeConfig:
+        if (self.rule is None) == (self.url is None):
+            raise ValueError("set exactly one of rule and url")
+        return self
+
+
 class RewardConfig(Section):
     """From answers to credits."""
 
     metric: str = "f1"
     """Score of the final answer: `f1`, `exact_match`, `accuracy`, or `module:function`."""
+    threshold: Annotated[float, Field(gt=0)] | None = None
+    """The answer is correct (1) where the metric reaches this, else wrong (0); by default the metric itself counts."""
+    credit: dict[str, CreditConfig] = {}
+    """How an agent's credit is made of its rewards, by agent."""
     penalties: dict[str, Annotated[float, Field(le=0)]] = {}
     """Penalty per agent for a faulty output, over the system's own."""
     aggregate: Literal["mean", "max", "min"] = "mean"
@@ -231,6 +315,23 @@ class AdvantageConfig(Section):
     """Which standard deviation divides."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """Added to the standard deviation."""
+
+
+class AlignConfig(Section):
+    """How often sub-agents' trajectories count when rollouts delegate unequally often (see docs/methods.md)."""
+
+    method: Literal["weight", "duplicate", "none"] = "weight"
+    """`weight`: 1 / d_k each; `duplicate`: exactly `size` per rollout, by copies and cuts; `none`: 1 each."""
+    size: Positive | None = None
+    """d of `duplicate`; `cotrain probe` suggests one."""
+    factors: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Factor on an agent's weights in the loss, by agent; 1 by default."""
+
+    @model_validator(mode="after")
+    def _size(self) -> AlignConfig:
+        if (self.method == "duplicate") != (self.size is not None):
+            raise ValueError("size belongs to method 'duplicate', which needs one; `cotrain probe` suggests one")
+        return self
 
 
 class LossConfig(Section):
@@ -257,6 +358,15 @@ class EngineConfig(Section):
     """What fixes a batch's composition: the step or the group (both bit-reproducible), or arrival (for slow tools)."""
 
 
+class ToolConfig(Section):
+    """Limits of the tools that agents call in episodes."""
+
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds that one attempt of an asynchronous tool may take."""
+    retries: NonNegative = 2
+    """Attempts after a failed one; then the rollout is removed and counted (tool_timeout, tool_failed)."""
+
+
 class WarmupConfig(Section):
     """Supervised warm-up on rule-made demonstrations of the formats, before RL."""
 
@@ -273,6 +383,8 @@ class LoopConfig(Section):
 
     steps: NonNegative = 20
     """RL updates."""
+    max_sampled: Positive | None = None
+    """End before that, after the step in which all agents together have sampled this many tokens."""
     seed: NonNegative = 0
     """Seed of everything that is drawn."""
     updates_per_batch: Positive = 1
@@ -313,6 +425,12 @@ class RunConfig(Section):
     """Rollouts and forks."""
     rewards: RewardConfig = RewardConfig()
     """Rewards and credits."""
+    judges: dict[str, JudgeConfig] = {}
+    """Rewards that are judged, by name."""
+    align: AlignConfig = AlignConfig()
+    """Alignment of delegated trajectories."""
+    tools: ToolConfig = ToolConfig()
+    """Tools of episodes."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
     loss: LossConfig = LossConfig()

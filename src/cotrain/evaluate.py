@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as with_default
 from typing import Literal, get_args
 
 import numpy as np
@@ -46,7 +47,8 @@ class Prediction:
     """What the team answered to one held-out question, and its scores.
 
     `em`, `f1` and `accuracy` compare the answer with the golds; `reward` is the credit of the sink, its penalty
-    included. `type` is the question's `meta["type"]`, or "" where the data set names none.
+    included. `credits` is the mean credit of each agent, where it is known: an agent that was not asked has none.
+    `type` is the question's `meta["type"]`, or "" where the data set names none.
     """
 
     question_id: str
@@ -56,6 +58,7 @@ class Prediction:
     f1: float
     accuracy: float
     reward: float
+    credits: Mapping[str, float] = with_default(default_factory=dict)
     type: str = ""
 
 
@@ -188,7 +191,31 @@ def eval_row(
     }
     for field, interval in summarise(predictions, resamples, seed).items():
         row |= {field: interval.mean, f"{field}_low": interval.low, f"{field}_high": interval.high}
+    for agent, known in credits_by_agent(predictions).items():
+        row[f"agent/{agent}/credit"] = float(np.mean(list(known.values())))
     return row
+
+
+def credits_by_agent(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
+    """Agent -> question id -> its credit there, of the questions where it has one."""
+    agents = dict.fromkeys(agent for prediction in predictions for agent in prediction.credits)
+    return {a: {p.question_id: p.credits[a] for p in predictions if a in p.credits} for a in agents}
+
+
+def compare_credits(
+    before: Sequence[Prediction], after: Sequence[Prediction], resamples: int = 2000, seed: int = 0
+) -> dict[str, tuple[int, Comparison]]:
+    """Agent -> on how many questions it has a credit both times, and the comparison over these."""
+    earlier, later = credits_by_agent(before), credits_by_agent(after)
+    compared = {}
+    for agent in earlier:
+        ids = [id for id in earlier[agent] if id in later.get(agent, {})]
+        if ids:
+            sides = [[side[agent][id] for id in ids] for side in (earlier, later)]
+            differences = [b - a for a, b in zip(*sides, strict=True)]
+            intervals = [bootstrap(v, resamples=resamples, seed=seed) for v in (*sides, differences)]
+            compared[agent] = len(ids), Comparison(before=intervals[0], after=intervals[1], difference=intervals[2])
+    return compared
 
 
 def compare(
@@ -262,6 +289,9 @@ def comparison_table(
     )
     for field, result in compare(before, after, resamples, seed).items():
         table.add_row(Text(SCORE_NAMES[field]), *_comparison_cells(result))
+    table.add_section()
+    for agent, (count, result) in compare_credits(before, after, resamples, seed).items():
+        table.add_row(Text(f"Credit of {agent} ({count})"), *_comparison_cells(result))
     types = compare_types(before, after, resamples, seed)
     if len(types) > 1:
         table.add_section()

@@ -18,6 +18,7 @@ from cotrain.batch import make_samples
 from cotrain.engines.base import Cohort
 from cotrain.errors import InfrastructureError
 from cotrain.evaluate import Prediction
+from cotrain.judges import judged
 from cotrain.rewards import METRICS, credits, penalty, propagate, score
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork, fork_on_first
@@ -84,26 +85,36 @@ async def together(
     return await cohort.gather([job(question, cohort) for question in questions])
 
 
-def judge(plan: Plan, groups: Sequence[Group]) -> tuple[list[GroupRecord], Mapping[str, int]]:
-    """Score the groups, carry rewards backward, compare peers; what was dropped, by reason."""
+async def judge(plan: Plan, groups: Sequence[Group]) -> tuple[list[GroupRecord], Mapping[str, int]]:
+    """Score the groups, carry rewards backward, align and compare peers; what was dropped, by reason."""
+    scored, failed = await score_groups(plan, groups)
     config = plan.config
     scale = {"population": adv.population_std, "sample": adv.sample_std}[config.advantage.std]
-    records, dropped = [], Counter[str]()
-    for group in groups:
-        scored = propagate(score(group, plan.metric), plan.rules)
-        credit = credits(scored, plan.rules)
-        result = adv.group_relative(scored.trajectories, credit, scale=scale, eps=config.advantage.eps)
-        records.append(GroupRecord(group=scored, credits=credit, advantages=result.values))
+    records, dropped = [], Counter[str](failed)
+    for group in scored:
+        credit = credits(group, plan.rules)
+        weights = plan.align(group, credit)
+        result = adv.group_relative(group.trajectories, credit, scale=scale, weights=weights, eps=config.advantage.eps)
+        agents = {t.id: t.agent for t in group.trajectories}
+        of_loss = {id: weights[id] * config.align.factors.get(agents[id], 1.0) for id in result.values}
+        records.append(GroupRecord(group=group, credits=credit, advantages=result.values, weights=of_loss))
         dropped.update(group.dropped)
         dropped.update(result.dropped)
     return records, dropped
+
+
+async def score_groups(plan: Plan, groups: Sequence[Group]) -> tuple[list[Group], Mapping[str, int]]:
+    """Every reward of the groups, judges' included, carried backward; how many judgements failed, by reward."""
+    judged_groups, failed = await judged(groups, plan.judges)
+    metric = None if "shared" in plan.judges else plan.metric
+    return [propagate(score(group, metric, plan.rules), plan.rules) for group in judged_groups], failed
 
 
 def samples_by_model(records: Sequence[GroupRecord], models: Sequence[str]) -> dict[str, list[Sample]]:
     """What each model trains on; a model without samples has an empty list."""
     samples: dict[str, list[Sample]] = {model: [] for model in models}
     for record in records:
-        for sample in make_samples(record.group, record.advantages):
+        for sample in make_samples(record.group, record.advantages, record.weights):
             samples[sample.model].append(sample)
     return samples
 
@@ -111,9 +122,10 @@ def samples_by_model(records: Sequence[GroupRecord], models: Sequence[str]) -> d
 def team_metrics(plan: Plan, records: Sequence[GroupRecord], dropped: Mapping[str, int]) -> dict[str, float]:
     """Means over the step's trajectories: the sinks' credit, and each agent's rewards, faults, lengths."""
     metrics: dict[str, float] = {f"dropped/{reason}": count for reason, count in sorted(dropped.items())}
-    sinks = [r.credits[t.id] for r in records for t in r.group.sinks() if t.id in r.credits]
+    sinks = [(t, r) for r in records for t in r.group.sinks() if t.id in r.credits]
     if sinks:
-        metrics["team/reward"] = fmean(sinks)
+        metrics["team/reward"] = fmean(r.credits[t.id] for t, r in sinks)
+        metrics["team/shared"] = fmean(t.rewards["shared"] for t, _ in sinks)
     for name in plan.agents:
         of_agent = [(t, r) for r in records for t in r.group.trajectories if t.agent == name]
         known = [(t, r) for t, r in of_agent if t.id in r.credits]
@@ -126,10 +138,15 @@ def team_metrics(plan: Plan, records: Sequence[GroupRecord], dropped: Mapping[st
             f"agent/{name}/fault_rate": fmean(bool(t.faults) for t, _ in of_agent),
             f"agent/{name}/truncated_rate": fmean(t.status == "truncated" for t, _ in of_agent),
             f"agent/{name}/length": fmean(t.num_sampled for t, _ in of_agent),
+            f"agent/{name}/turns": fmean(len(t.turns) for t, _ in of_agent),
+            f"agent/{name}/per_rollout": len(of_agent) / max(1, sum(len(r.group.by_rollout()) for r in records)),
             f"agent/{name}/samples": float(sum(t.id in r.advantages for t, r in of_agent)),
         }
         for fault, count in sorted(Counter(f for t, _ in of_agent for f in t.faults).items()):
             metrics[f"agent/{name}/fault/{fault}"] = count / len(of_agent)
+        for judge_name in plan.judges:
+            if found := [t.rewards[judge_name] for t, _ in of_agent if judge_name in t.rewards]:
+                metrics[f"agent/{name}/{judge_name}"] = fmean(found)
     return metrics
 
 
@@ -172,19 +189,27 @@ async def predict(
     for start in range(0, len(questions), at_once):
         progress(label, start, len(questions))
         groups = await together(job, questions[start : start + at_once], "step")
-        predictions += [prediction(plan, group) for group in groups]
+        scored, _ = await score_groups(plan, groups)
+        predictions += [prediction(plan, group) for group in scored]
     progress(label, len(questions), len(questions))
     return predictions
 
 
 def prediction(plan: Plan, group: Group) -> Prediction:
-    """The scores of a group with a single rollout."""
+    """The scores of a scored group with a single rollout."""
     if not group.trajectories:
         raise InfrastructureError(
             f"question {group.question.id}", "its rollout could not be finished", "Evaluate again"
         )
-    (sink,) = score(group, plan.metric).sinks()
-    golds = group.question.answers
+    (sink,) = group.sinks()
+    golds, credit = group.question.answers, credits(group, plan.rules)
+    if sink.id not in credit:
+        raise InfrastructureError(
+            f"question {group.question.id}", "its answer could not be judged", "Mend the judge, and evaluate again"
+        )
+    of_agent = {
+        name: [credit[t.id] for t in group.trajectories if t.agent == name and t.id in credit] for name in plan.agents
+    }
     return Prediction(
         question_id=group.question.id,
         answer=sink.output,
@@ -192,6 +217,7 @@ def prediction(plan: Plan, group: Group) -> Prediction:
         em=METRICS["exact_match"](sink.output, golds),
         f1=METRICS["f1"](sink.output, golds),
         accuracy=METRICS["accuracy"](sink.output, golds),
-        reward=sink.rewards["shared"] + penalty(sink, plan.rules[sink.agent]),
+        reward=credit[sink.id],
+        credits={name: fmean(values) for name, values in of_agent.items() if values},
         type=str(group.question.meta.get("type") or ""),
     )

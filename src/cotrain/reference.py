@@ -38,9 +38,9 @@ def _section(
 ) -> Iterator[str]:
     """A section's heading and table, then its sub-sections; one that was told already is only referred to."""
     if path:
-        yield f"## `[{path}]`\n\n{section.__doc__}{note}\n"
+        yield f"## `{path}`\n\n{section.__doc__}{note}\n"
         if section in told:
-            yield f"The same keys as in `[{told[section]}]`.\n"
+            yield f"The same keys as in `{told[section]}`.\n"
             return
         told[section] = path
     nested = {name: inner for name, field in section.model_fields.items() if (inner := _inner(field.annotation))}
@@ -48,21 +48,25 @@ def _section(
     if plain:
         yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
         values = defaults.model_dump(mode="json")
-        yield from (_row(name, section.model_fields[name], values[name]) for name in plain)
+        yield from (_row(name, section.model_fields[name], values.get(name)) for name in plain)
         yield ""
     for name, inner in nested.items():
         value = getattr(defaults, name)
-        own = value if isinstance(value, BaseModel) else inner()
-        place, note = f"{path}.{name}".strip("."), ""
+        usual = inner.model_construct()  # a section may have keys that must be given
+        own = value if isinstance(value, BaseModel) else usual
+        place, note = f"{path.strip('[]')}.{name}".strip("."), ""
         if isinstance(value, dict):
-            place, note = f"{place}.<name>", _names(value, inner())
-        elif value is None:
-            note = " Left out by default."
+            place, note = f"[{place}.<name>]", _names(value, usual)
+        elif isinstance(value, tuple):
+            place, note = f"[[{place}]]", " One for each; by default there is none."
+        else:
+            place, note = f"[{place}]", " Left out by default." if value is None else ""
         yield from _section(inner, own, place, told, note)
 
 
 def _row(name: str, field: FieldInfo, value: object) -> str:
-    cells = (f"`{name}`", _bounded(_type(field.annotation), field.metadata), _default(value), field.description or "")
+    default = "required" if field.is_required() else _default(value)
+    cells = (f"`{name}`", _bounded(_type(field.annotation), field.metadata), default, field.description or "")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -59,14 +59,26 @@ def _contains(tokens: list[str], run: list[str]) -> bool:
 METRICS: Mapping[str, Metric] = {"f1": f1, "exact_match": exact_match, "accuracy": accuracy}
 
 
-def score(group: Group, metric: Metric = f1) -> Group:
-    """Write `shared` = metric(answer, gold answers) on the sinks.
+def at_least(metric: Metric, threshold: float) -> Metric:
+    """1 where the metric reaches the threshold, else 0: correctness from a graded metric."""
+    return lambda answer, golds: float(metric(answer, golds) >= threshold)
+
+
+def score(group: Group, metric: Metric | None = f1, rules: Mapping[str, CreditRule] | None = None) -> Group:
+    """Write `shared` = metric(answer, gold answers) on the sinks, or 0 where a gated agent's answer is faulty.
+
+    Without a metric the sinks keep what a judge gave them, under the same gate.
 
     Raises:
         RewardError: the metric's value is not a finite number.
     """
+    rules = rules or {}
 
     def scored(t: Trajectory) -> Trajectory:
+        if rules.get(t.agent, CreditRule()).gate and t.faults:
+            return replace(t, rewards={**t.rewards, "shared": 0.0})
+        if metric is None:
+            return t
         value = metric(t.output, group.question.answers)
         if not isinstance(value, Real) or not math.isfinite(value):
             raise RewardError(
@@ -89,7 +101,7 @@ def propagate(group: Group, rules: Mapping[str, CreditRule]) -> Group:
     """Carry rewards backward: shared(o) = aggregate over the readers r of o of shared(r), or of credit(r).
 
     `aggregate` and `propagate` are those of the rule of o's agent. Readers without a known reward are left out; with
-    none known, o stays without `shared`.
+    none known, o has no `shared`. Whoever is no sink has it from its readers alone, whatever a judge gave it itself.
 
     Raises:
         WorkflowError: the reads edges form a cycle, or lead out of the group.
@@ -103,6 +115,7 @@ def propagate(group: Group, rules: Mapping[str, CreditRule]) -> Group:
             readers[id].append(t)
     shared: dict[str, float | None] = {}
     open_ids: set[str] = set()
+    sinks = {t.id for t in group.sinks()}
 
     def of(t: Trajectory) -> float | None:
         if t.id in shared:
@@ -116,20 +129,42 @@ def propagate(group: Group, rules: Mapping[str, CreditRule]) -> Group:
             if (value := of(r)) is not None:
                 full = penalty(r, rules.get(r.agent, CreditRule())) if rule.propagate == "full" else 0.0
                 known.append(value + full)
-        shared[t.id] = _AGGREGATES[rule.aggregate](known) if known else t.rewards.get("shared")
+        own = t.rewards.get("shared") if t.id in sinks else None
+        shared[t.id] = _AGGREGATES[rule.aggregate](known) if known else own
         return shared[t.id]
 
     def carried(t: Trajectory) -> Trajectory:
         value = of(t)
-        return t if value is None else replace(t, rewards={**t.rewards, "shared": value})
+        others = {name: reward for name, reward in t.rewards.items() if name != "shared"}
+        return replace(t, rewards=others if value is None else {**others, "shared": value})
 
     return replace(group, trajectories=tuple(carried(t) for t in group.trajectories))
 
 
 def credits(group: Group, rules: Mapping[str, CreditRule]) -> dict[str, float]:
-    """Trajectory id -> R(o) = shared(o) + penalty(o), for every trajectory whose shared reward is known."""
-    return {
-        t.id: t.rewards["shared"] + penalty(t, rules.get(t.agent, CreditRule()))
-        for t in group.trajectories
-        if "shared" in t.rewards
-    }
+    """Trajectory id -> R(o) = gate(o) * sum over its rule's weights of w * reward(o) + penalty(o), where it is known.
+
+    `gate(o)` is 0 for a faulty output of a gated agent, else 1; `format` is 1 without faults, else 0. Source: MHGPO
+    2.2 (weights {shared: 1}); M-GRPO, arXiv 2511.13288, (weights {format: 0.1, shared: 0.9} of the main agent,
+    {format: 0.1, shared: 0.4, expert: 0.5} of a sub-agent, gated).
+
+    A trajectory whose `shared` is unknown has no credit: without it, format alone would be paid. Any other unknown
+    reward takes the credit too, or under `missing = "renormalise"` its weight is spread over the known ones, unless
+    format alone is left.
+    """
+    known = {t.id: _credit(t, rules.get(t.agent, CreditRule())) for t in group.trajectories}
+    return {id: value for id, value in known.items() if value is not None}
+
+
+def _credit(t: Trajectory, rule: CreditRule) -> float | None:
+    rewards = {**t.rewards, "format": float(not t.faults)}
+    known = {name: weight for name, weight in rule.weights.items() if name in rewards}
+    if "shared" not in t.rewards:
+        return None
+    scale = 1.0
+    if len(known) < len(rule.weights):
+        if rule.missing == "drop" or not any(weight for name, weight in known.items() if name != "format"):
+            return None
+        scale = math.fsum(rule.weights.values()) / math.fsum(known.values())
+    gate = 0.0 if rule.gate and t.faults else 1.0
+    return gate * scale * math.fsum(weight * rewards[name] for name, weight in known.items()) + penalty(t, rule)

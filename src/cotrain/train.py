@@ -21,8 +21,9 @@ from pathlib import Path
 
 from cotrain import runs
 from cotrain.assemble import Cast, Plan, load_cast, make_plan
-from cotrain.checkpoints import latest, load_checkpoint, prune, save_checkpoint
-from cotrain.config import RunConfig, dump_config, load_config
+from cotrain.checkpoints import latest, load_checkpoint, prune, read_json, save_checkpoint
+from cotrain.config import QuestionSet, RunConfig, dump_config, load_config
+from cotrain.data.corpus import Corpus
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import UNTRAINED, eval_row
@@ -54,13 +55,13 @@ class Run:
     plan: Plan
     cast: Cast
     trainers: Mapping[str, Trainer]
-    questions: Sequence[Question]
-    roster: Roster
+    stages: Sequence[Stage]
     held_out: Mapping[str, tuple[Sequence[Question], Roster]]
     progress: Progress
     on_metrics: Callable[[Metrics], None]
     step: int = 0
     saved: int = -1
+    sampled: int = 0  # tokens, over all steps and agents
     is_updating: bool = False  # some models may be a step ahead of the others
     best: tuple[int, float] | None = None  # step and score of the best evaluation so far
 
@@ -68,6 +69,25 @@ class Run:
     def config(self) -> RunConfig:
         """The run's configuration."""
         return self.plan.config
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has made its steps, or sampled all the tokens it may."""
+        most = self.config.loop.max_sampled
+        return self.step >= self.config.loop.steps or (most is not None and self.sampled >= most)
+
+    def stage_of(self, step: int) -> Stage:
+        """The stage that a step (from 1) belongs to: the last one that has begun."""
+        return [stage for stage in self.stages if stage.after_step < step][-1]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the curriculum: its questions, and the roster whose searches go to its corpus."""
+
+    after_step: int
+    questions: Sequence[Question]
+    roster: Roster
 
 
 def train(
@@ -94,6 +114,7 @@ def train(
             state = load_checkpoint(checkpoint, run.trainers)
             run.step = run.saved = int(str(state["step"]))
             run.best = _best(state["best"])
+            run.sampled = int(str(state["sampled"]))
         runs.rewind(folder, run.saved)
         try:
             asyncio.run(_train(run, stop))
@@ -133,13 +154,16 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
     if written.exists():
         if not resume:
             raise TrainError(f"run folder {folder}", "it holds a run already", "Add --resume, or choose another folder")
-        began, goes_on = (_flat(_lasting(c).model_dump()) for c in (load_config(written), config))
+        checkpoint = latest(folder / "checkpoints")
+        step = int(str(read_json(checkpoint / "state.json")["step"])) if checkpoint else 0
+        began, goes_on = (_lasting(c, step) for c in (load_config(written), config))
         for key in began | goes_on:
             if began.get(key) != goes_on.get(key):
                 raise ConfigError(
                     f"run folder {folder}",
                     f"the run began with {key} = {began.get(key)!r}, now it is {goes_on.get(key)!r}",
-                    "Resume with the same settings (loop.steps and eval.every may change), or choose another folder",
+                    "Resume with the same settings (loop.steps, eval.every and stages still to come may change), or "
+                    "choose another folder",
                 )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,10 +183,13 @@ def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _lasting(config: RunConfig) -> RunConfig:
-    """The settings that a resumed run must share with its beginning."""
-    loop = config.loop.model_copy(update={"steps": 0, "checkpoint_every": 1, "keep_last": 1})
-    return config.model_copy(update={"loop": loop, "eval": type(config.eval)()})
+def _lasting(config: RunConfig, step: int) -> dict[str, object]:
+    """The settings, by dotted key, that a run resumed after `step` shares with its beginning; of stages, the begun."""
+    loop = config.loop.model_copy(update={"steps": 0, "max_sampled": None, "checkpoint_every": 1, "keep_last": 1})
+    data = config.data.model_copy(update={"stages": ()})
+    kept = config.model_copy(update={"loop": loop, "eval": type(config.eval)(), "data": data})
+    begun = {str(i): s.model_dump() for i, s in enumerate(config.data.stages) if s.after_step < step}
+    return _flat(kept.model_dump()) | _flat(begun, "data.stages.")
 
 
 def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Callable[[Metrics], None]) -> Run:
@@ -170,16 +197,9 @@ def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Ca
     if config.loop.steps and not any(agent.trainable for agent in plan.agents.values()):
         raise ConfigError("agents", "none of them is trained", "Set trainable = true for an agent and its model")
     progress("loading questions", 0, 1)
-    questions, corpus = load_set(config.data.train, config.corpus)
-    if not questions:
-        raise DataError("data.train", "no questions are left after its filters", "Loosen split, ids or limit")
-    for section, count in (
-        ("sampling", config.sampling.questions_per_step),
-        ("warmup", config.warmup.questions_per_step),
-    ):
-        if count > len(questions) and (section == "sampling" or config.warmup.steps):
-            found = f"{count}, but data.train has {len(questions)} questions"
-            raise ConfigError(f"{section}.questions_per_step", found, "Lower it, or give more questions")
+    sets = [("data.train", 0, config.data.train)]
+    sets += [(f"data.stages.{i}", stage.after_step, stage) for i, stage in enumerate(config.data.stages)]
+    loaded = [(after, *_training_set(config, name, chosen)) for name, after, chosen in sets]
     held_out = {name: load_set(chosen, config.corpus) for name, chosen in config.data.eval.items()}
     progress("loading models", 0, 1)
     cast = load_cast(plan)
@@ -203,12 +223,26 @@ def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Ca
         plan=plan,
         cast=cast,
         trainers=trainers,
-        questions=questions,
-        roster=cast.roster(corpus),
+        stages=[Stage(after, questions, cast.roster(corpus)) for after, questions, corpus in loaded],
         held_out={name: (chosen, cast.roster(pages)) for name, (chosen, pages) in held_out.items()},
         progress=progress,
         on_metrics=on_metrics,
     )
+
+
+def _training_set(config: RunConfig, name: str, chosen: QuestionSet) -> tuple[Sequence[Question], Corpus]:
+    """The questions and corpus of a training set that has enough of them for a step."""
+    questions, corpus = load_set(chosen, config.corpus)
+    if not questions:
+        raise DataError(name, "no questions are left after its filters", "Loosen split, ids or limit")
+    counts = {"sampling": config.sampling.questions_per_step}
+    if config.warmup.steps and name == "data.train":
+        counts["warmup"] = config.warmup.questions_per_step
+    for section, count in counts.items():
+        if count > len(questions):
+            found = f"{count}, but {name} has {len(questions)} questions"
+            raise ConfigError(f"{section}.questions_per_step", found, "Lower it, or give more questions")
+    return questions, corpus
 
 
 async def _train(run: Run, stop: Stop) -> None:
@@ -221,10 +255,10 @@ async def _train(run: Run, stop: Stop) -> None:
             trainer.begin_rl()
         await _evaluate(run)
         _save(run)
-    while run.step < config.loop.steps and not stop.asked:
+    while not run.is_over and not stop.asked:
         run.progress("training", run.step, config.loop.steps)
         await _train_step(run)
-        last = run.step == config.loop.steps
+        last = run.is_over
         if last or (config.eval.every and run.step % config.eval.every == 0):
             await _evaluate(run)
         is_best = run.best is not None and run.best[0] == run.step
@@ -237,15 +271,17 @@ async def _train_step(run: Run) -> None:
     """Rollouts of the next step's questions, and one update of each model from them."""
     step, times = run.step + 1, _Times()
     config = run.config
-    questions = questions_of_step(run.questions, step, config.sampling.questions_per_step, config.loop.seed)
+    stage = run.stage_of(step)
+    count = config.sampling.questions_per_step
+    questions = questions_of_step(stage.questions, step - stage.after_step, count, config.loop.seed)
     for name, trainer in run.trainers.items():
         run.cast.engines[name].version = trainer.version
     with times("rollout"):
-        groups = await rollouts(run.plan, run.roster, questions, step)
+        groups = await rollouts(run.plan, stage.roster, questions, step)
     if not any(group.trajectories for group in groups):
         raise InfrastructureError(f"step {step}", "not one rollout could be finished", "Mend what failed, then resume")
     try:
-        records, dropped = judge(run.plan, groups)
+        records, dropped = await judge(run.plan, groups)
     except Exception:  # a metric of the user's may raise anything
         runs.write_groups(run.folder, step, [GroupRecord(group=group) for group in groups])
         raise
@@ -258,7 +294,8 @@ async def _train_step(run: Run) -> None:
             if name in run.trainers:
                 metrics |= run.trainers[name].update(samples)
     run.step, run.is_updating = step, False
-    _tell(run, metrics | times.metrics())
+    run.sampled += sum(t.num_sampled for record in records for t in record.group.trajectories)
+    _tell(run, metrics | {"team/sampled": run.sampled} | times.metrics())
 
 
 async def _warm_up(run: Run) -> None:
@@ -266,9 +303,9 @@ async def _warm_up(run: Run) -> None:
     config = run.config.warmup
     for step in range(1, config.steps + 1):
         run.progress("warming up", step - 1, config.steps)
-        questions = questions_of_step(run.questions, step, config.questions_per_step, run.config.loop.seed)
+        questions = questions_of_step(run.stages[0].questions, step, config.questions_per_step, run.config.loop.seed)
         metrics: dict[str, float | int | str | None] = {"kind": "warmup", "step": 0, "warmup_step": step}
-        by_model, dropped = await demonstrations(run.plan, run.roster, questions)
+        by_model, dropped = await demonstrations(run.plan, run.stages[0].roster, questions)
         metrics |= {f"dropped/{reason}": count for reason, count in sorted(dropped.items())}
         for name, samples in by_model.items():
             if name in run.trainers:
@@ -297,7 +334,7 @@ async def _evaluate(run: Run, suffix: str = "") -> None:
 def _save(run: Run) -> None:
     """Write a checkpoint of the finished steps, and remove those that retention lets go."""
     checkpoints = run.folder / "checkpoints"
-    save_checkpoint(checkpoints, run.step, run.trainers, {"best": run.best})
+    save_checkpoint(checkpoints, run.step, run.trainers, {"best": run.best, "sampled": run.sampled})
     run.saved = run.step
     prune(checkpoints, run.config.loop.keep_last, run.best[0] if run.best else None)
 

@@ -48,7 +48,7 @@ def check(config: RunConfig, *, progress: Progress = quiet) -> tuple[GroupRecord
         raise InfrastructureError(
             f"question {job.question.id}", "not one rollout could be finished", "Mend what failed"
         )
-    records, _ = judge(plan, [group])
+    records, _ = asyncio.run(judge(plan, [group]))
     return records[0], cast
 
 

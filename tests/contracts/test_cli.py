@@ -9,6 +9,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from rich.progress import Progress
 
 from cotrain.cli import app
 from cotrain.config import RunConfig, dump_config
+from cotrain.data.questions import write_questions
 from cotrain.evaluate import Prediction
 from cotrain.progress import Display, metrics_line
 from cotrain.reference import configuration_reference
@@ -122,7 +124,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("train", "eval", "show", "check", "ask", "models", "data", "report", "config"):
+    for command in ("train", "eval", "probe", "show", "check", "ask", "models", "data", "report", "config"):
         assert f"  {command} " in done.stdout
 
 
@@ -259,6 +261,80 @@ def test_calls_fit_the_library(cotrain, run_folder, calls, monkeypatch, tmp_path
     for name, (arguments, named) in calls:
         real = getattr(importlib.import_module(modules.get(name, "cotrain.trained")), name)
         inspect.signature(real).bind(*arguments, **named)
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    """The calls made to a stand-in of the probe, which rates q1 with 0.5 and q2 with 0."""
+    made = []
+    probing = importlib.import_module("cotrain.probe")
+    real = inspect.signature(probing.probe)
+
+    def sampled(*arguments, **named):
+        real.bind(*arguments, **named)
+        made.append((arguments, named))
+        named["progress"]("probing", 0, 2)
+        records = [record("q1"), record("q2")]
+        (wrong,) = records[1].group.trajectories
+        group = replace(records[1].group, trajectories=(replace(wrong, rewards={"shared": 0.0}),))
+        records[1] = replace(records[1], group=group)
+        if named["keep"] is not None:
+            write_questions(named["keep"], probing.rated(records))
+        return probing.Probe(records=records, dropped={"singleton": 2}, delegates=("helper",))
+
+    monkeypatch.setattr(probing, "probe", sampled)
+    return made
+
+
+def test_probe_prints_rates_delegations_and_what_was_dropped(cotrain, run_folder, probes, tmp_path):
+    code, out, err = cotrain("probe", run_folder, "--questions", "2", "--checkpoint", "best", "--set", "loop.seed=3")
+    assert code == 0
+    ((config, folder), named) = probes[0]
+    assert (config.loop.steps, config.loop.seed, folder) == (7, 3, run_folder)
+    assert (named["count"], named["checkpoint"], named["keep"]) == (2, "best", None)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert ["answerer", "2", "2", "1.0", "1"] in rows
+    assert ["helper", "2", "0.00", "0: 2", "1"] in rows
+    assert ["0", "1", "50.0 %"] in rows
+    assert ["0.5 to 0.75", "1", "50.0 %"] in rows
+    assert ["in band, 0 < rate < 1", "1", "50.0 %"] in rows
+    assert ["mean", "0.250", ""] in rows
+    assert "dropped: singleton: 2" in out
+    assert out.splitlines()[0] == f"{run_folder}, best: 2 questions"
+    assert "probing: 0 of 2" in err
+    file = tmp_path / "run.toml"
+    file.write_text("[loop]\nsteps = 3\n")
+    code, out, _ = cotrain("probe", file)
+    assert code == 0
+    assert probes[1][0][1] is None
+    assert probes[1][1]["count"] == 64
+    assert out.splitlines()[0] == f"{file}, untrained: 2 questions"
+
+
+def test_probe_writes_the_band_and_keeps_all_rates_for_another_one(cotrain, run_folder, probes, tmp_path):
+    some, kept = tmp_path / "some.jsonl", tmp_path / "some.all.jsonl"
+    code, out, _ = cotrain("probe", run_folder, "--out", some)
+    assert code == 0
+    assert out.splitlines()[-1] == f"{some}: 1 questions"
+    assert [json.loads(line)["id"] for line in some.read_text().splitlines()] == ["q1"]
+    assert [json.loads(line)["success_rate"] for line in kept.read_text().splitlines()] == [0.5, 0.0]
+    code, _, err = cotrain("probe", run_folder, "--out", some)
+    assert (code, len(probes)) == (2, 1)  # nothing was sampled for a file that cannot be written
+    assert "it exists already" in err
+    code, out, _ = cotrain("probe", kept, "--band", "-1", "0.5", "--out", tmp_path / "zeros.jsonl")
+    assert (code, len(probes)) == (0, 1)  # nor for rates that are known
+    assert [json.loads(line)["id"] for line in (tmp_path / "zeros.jsonl").read_text().splitlines()] == ["q2"]
+    code, out, err = cotrain("probe", kept, "--band", "0.6", "0.9", "--out", tmp_path / "none.jsonl")
+    assert code == 2
+    assert "in band, 0.6 < rate < 0.9" in out
+    assert err.splitlines()[:2] == [
+        f"error  band of {tmp_path / 'none.jsonl'}",
+        "       none of 2 success rates lies strictly between 0.6 and 0.9 (0: 1, 0.5 to 0.75: 1)",
+    ]
+    assert not (tmp_path / "none.jsonl").exists()
+    code, _, err = cotrain("probe", run_folder, "--band", "1", "0")
+    assert (code, len(probes)) == (2, 1)
+    assert "Give the lower bound first" in err
 
 
 def test_report_prints_where_it_is(cotrain, run_folder):

@@ -1,5 +1,6 @@
 """Credits and advantages of a step by the configuration's keys, on numbers worked out by hand."""
 
+import asyncio
 import math
 
 import pytest
@@ -37,7 +38,7 @@ def judged(*settings):
         ),
         dropped={"infrastructure": 1},
     )
-    records, dropped = judge(make_plan(load_config(None, settings)), [group])
+    records, dropped = asyncio.run(judge(make_plan(load_config(None, settings)), [group]))
     return records[0], dropped
 
 
