@@ -108,7 +108,9 @@ def probe(
         Path,
         typer.Argument(help="A TOML file: its models as they are; the folder of a run; or what an earlier probe kept."),
     ],
-    questions: Annotated[int, typer.Option(min=1, help="How many training questions, drawn by the seed.")] = 64,
+    questions: Annotated[
+        int | None, typer.Option(min=1, help="How many training questions, drawn by the seed; 64 by default.")
+    ] = None,
     band: Annotated[tuple[float, float], typer.Option(help="Both excluded: LOW < success rate < HIGH.")] = (0.0, 1.0),
     out: Annotated[Path | None, typer.Option(help="Write the band's questions to this JSONL file.")] = None,
     checkpoint: Checkpoint = "latest",
@@ -126,6 +128,9 @@ def probe(
     probing.check_wish(*band, outs)
     console = Console()
     if is_kept:
+        if questions is not None or checkpoint != "latest" or settings:
+            found = "--questions, --checkpoint or --set, but nothing is sampled"
+            raise ConfigError(f"probe {run}", found, "Leave them out, or name a configuration or a run")
         rated = probing.load_rated(run)
         print(f"{run}: {len(rated)} questions")
     else:
@@ -133,7 +138,7 @@ def probe(
         config = load_config(run / "config.toml" if folder else run, settings or ())
         with display() as shown:
             keep, update = outs[-1] if outs else None, shown.update
-            found = probing.probe(config, folder, count=questions, checkpoint=checkpoint, keep=keep, progress=update)
+            found = probing.probe(config, folder, count=questions or 64, checkpoint=checkpoint, keep=keep, progress=update)
         rated = probing.rated(found.records)
         print(f"{run}, {checkpoint if folder else 'untrained'}: {len(rated)} questions")
         for table in probing.work_tables(found):

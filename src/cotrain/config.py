@@ -557,4 +557,6 @@ def _toml(value: object) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's strings are JSON's but for DEL
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, dict):  # a section in a list, such as a stage: an inline table of what is set
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(v)}" for key, v in value.items() if v is not None) + " }"
     return repr(value)

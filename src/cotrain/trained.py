@@ -28,6 +28,8 @@ def check(config: RunConfig, *, progress: Progress = quiet) -> tuple[GroupRecord
     plan = make_plan(config)
     progress("loading questions", 0, 1)
     questions, corpus = load_set(config.data.train, config.corpus)
+    for stage in config.data.stages:
+        load_set(stage, config.corpus)
     for name, chosen in config.data.eval.items():
         if not load_set(chosen, config.corpus)[0]:
             raise DataError(f"data.eval.{name}", "no questions are left after its filters", "Loosen split or ids")

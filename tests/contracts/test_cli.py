@@ -453,3 +453,10 @@ def test_metrics_line_says_unknown_where_a_number_is_missing():
     assert metrics_line(row) == "step 3, dev: F1 0.500 (0.250 … 0.750), exact match 0.000, reward -1.000"
     warm = {"kind": "warmup", "step": 0, "warmup_step": 2, "model/base/loss": 1.5}
     assert metrics_line(warm) == "warm-up step 2: loss base 1.500"
+
+
+@pytest.mark.parametrize("extra", [("--questions", "5"), ("--checkpoint", "best"), ("--set", "loop.seed=3")])
+def test_probe_of_kept_rates_refuses_what_would_sample(cotrain, tmp_path, extra):
+    code, _, err = cotrain("probe", tmp_path / "kept.all.jsonl", *extra)
+    assert code == 2
+    assert "nothing is sampled" in err
