@@ -26,8 +26,8 @@ PROMPTS, COMPLETIONS, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 300, 32
 
 def prompts(tokenizer) -> list[list[int]]:
     """Prompts of 300 tokens from the generated world's pages."""
-    from cotrain.config import WorldConfig
     from cotrain.data.world import generate
+    from cotrain.sections import WorldConfig
 
     text = " ".join(p.text for p in generate(WorldConfig()).passages)
     ids = tokenizer.encode(text[:20_000], add_special_tokens=False)
@@ -35,8 +35,8 @@ def prompts(tokenizer) -> list[list[int]]:
 
 
 def model(dtype: str):
-    from cotrain.config import ModelConfig, OptimizerConfig
     from cotrain.models import load_model
+    from cotrain.sections import ModelConfig, OptimizerConfig
 
     # bfloat16 weights on both sides: TRL keeps no float32 masters.
     settings = ModelConfig(dtype=dtype, master_weights=False, optimizer=OptimizerConfig(lr=1e-6))
@@ -90,9 +90,9 @@ def side_trl(dtype: str, shared: Path) -> dict[str, float]:
 
 def side_cotrain(dtype: str, shared: Path) -> dict[str, float]:
     """The same prompts sampled, the same completions trained on."""
-    from cotrain.config import LossConfig
     from cotrain.engines.base import Request
     from cotrain.engines.local import LocalEngine
+    from cotrain.sections import LossConfig
     from cotrain.trainer import Trainer
     from cotrain.types import Sample, SamplingParams
 

@@ -89,7 +89,7 @@ def one_run(dtype: str, step: int) -> dict[str, float]:
     start = time.perf_counter()
     groups = asyncio.run(rollouts(plan, cast.roster(corpus), chosen, step))
     ours_sample = time.perf_counter() - start
-    records, _ = judge(plan, groups)
+    records, _ = asyncio.run(judge(plan, groups))
     # Every trajectory is trained, so that the work does not depend on luck.
     everything = [type(r)(group=r.group, advantages={t.id: 1.0 for t in r.group.trajectories}) for r in records]
     samples = samples_by_model(everything, ["base"])["base"]

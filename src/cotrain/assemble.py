@@ -20,7 +20,7 @@ from typing import Any
 
 from cotrain import align
 from cotrain.align import Align
-from cotrain.config import AgentConfig, CreditConfig, JudgeConfig, RunConfig
+from cotrain.config import RunConfig
 from cotrain.data.corpus import Corpus, fan_out
 from cotrain.endpoints import Endpoint
 from cotrain.engines.local import LocalEngine
@@ -30,6 +30,7 @@ from cotrain.models import LoadedModel, load_models
 from cotrain.render import Renderer
 from cotrain.rewards import METRICS, at_least
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
+from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
 from cotrain.team import Roster, System
 from cotrain.types import Agent, CreditRule, Metric, Passage
 
@@ -106,6 +107,7 @@ def make_plan(config: RunConfig) -> Plan:
     metric = METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS)
     if config.rewards.threshold is not None:
         metric = at_least(metric, config.rewards.threshold)
+    judges = _judges(config, agents)  # before the rules, whose weights name them
     return Plan(
         config=config,
         system=system,
@@ -113,7 +115,7 @@ def make_plan(config: RunConfig) -> Plan:
         rules=_rules(config, system, agents),
         metric=metric,
         strategy=_strategy(config, len(agents)),
-        judges=_judges(config, agents),
+        judges=judges,
         align=_align(config, agents),
     )
 

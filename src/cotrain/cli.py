@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cotrain.config import WorldConfig, load_config
+from cotrain.config import load_config
 from cotrain.errors import ConfigError, CotrainError, DataError
 from cotrain.progress import display, metrics_line
+from cotrain.sections import WorldConfig
 
 if TYPE_CHECKING:
     from cotrain.runs import GroupRecord
@@ -129,8 +130,8 @@ def probe(
     console = Console()
     if is_kept:
         if questions is not None or checkpoint != "latest" or settings:
-            found = "--questions, --checkpoint or --set, but nothing is sampled"
-            raise ConfigError(f"probe {run}", found, "Leave them out, or name a configuration or a run")
+            extra = "--questions, --checkpoint or --set, but nothing is sampled"
+            raise ConfigError(f"probe {run}", extra, "Leave them out, or name a configuration or a run")
         rated = probing.load_rated(run)
         print(f"{run}: {len(rated)} questions")
     else:
@@ -138,7 +139,9 @@ def probe(
         config = load_config(run / "config.toml" if folder else run, settings or ())
         with display() as shown:
             keep, update = outs[-1] if outs else None, shown.update
-            found = probing.probe(config, folder, count=questions or 64, checkpoint=checkpoint, keep=keep, progress=update)
+            found = probing.probe(
+                config, folder, count=questions or 64, checkpoint=checkpoint, keep=keep, progress=update
+            )
         rated = probing.rated(found.records)
         print(f"{run}, {checkpoint if folder else 'untrained'}: {len(rated)} questions")
         for table in probing.work_tables(found):

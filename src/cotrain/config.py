@@ -1,421 +1,51 @@
 """A run as data: strict TOML, every key typed and documented, unknown keys refused with a suggestion.
 
 `load_config` reads a file, applies `--set a.b=c` overrides and returns a `RunConfig`; `dump_config` writes the resolved
-one back. Nothing heavy is imported and nothing is opened here but the file itself.
+one back. The sections are declared in `sections.py`. Nothing heavy is imported and nothing is opened here but the file.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from cotrain.errors import ConfigError
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Set = TypeVar("Set", bound="QuestionSet")
-Probability = Annotated[float, Field(gt=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, strict about keys, documented field by field."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
-
-
-class LoraConfig(Section):
-    """Train low-rank adapters instead of the weights (peft)."""
-
-    rank: Positive = 16
-    """Rank of the adapters."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    """Scale: the adapters' output is multiplied by alpha / rank."""
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Module names to adapt."""
-
-
-class OptimizerConfig(Section):
-    """AdamW and its learning-rate schedule."""
-
-    lr: Annotated[float, Field(gt=0)] = 1e-6
-    """Learning rate. 1e-6 suits full training of large models, 1e-5 to 1e-4 LoRA; small models take more."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the first and second moments."""
-    eps: float = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """The whole gradient is scaled down to this norm when it is longer."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after its warm-up; linear and cosine end at 0 at the run's last step."""
-    warmup_steps: NonNegative = 0
-    """Updates over which the learning rate rises linearly from 0."""
-
-
-class ModelConfig(Section):
-    """One set of weights."""
-
-    path: str = "smollm2-135m-instruct"
-    """A local folder, a hub name, a packaged model (`smollm2-135m-instruct`) or `tiny-llama` / `tiny-qwen3`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights that compute, for the sampler and the trainer alike."""
-    master_weights: bool = True
-    """Keep float32 copies of bfloat16 weights in the optimiser. Without them small steps are rounded away."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it computes; auto takes CUDA where there is one."""
-    trainable: bool = True
-    """False: the model takes part and keeps its weights bit for bit."""
-    lora: LoraConfig | None = None
-    """Adapters to train; without this section all weights are trained."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimiser settings."""
-    context: Positive | None = None
-    """Largest number of tokens of prompt and completion; the model's own limit by default."""
-    seed: NonNegative = 0
-    """Seed of random weights (tiny models, adapters)."""
-
-
-class SystemConfig(Section):
-    """The team's workflow."""
-
-    name: str = "search_pipeline"
-    """A built-in system, or `module:function` / `path/file.py:function` of a function that returns a `System`."""
-    settings: dict[str, int | float | str | bool] = {}
-    """Keyword arguments of that function."""
-
-
-class AgentConfig(Section):
-    """Overrides of one of the system's agents; what is left out keeps the system's own value."""
-
-    model: str | None = None
-    """Name of the model that plays the agent."""
-    prompt: str | None = None
-    """Template of the user message."""
-    system: str | None = None
-    """System message."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """Sampling temperature while training; evaluation is greedy."""
-    top_p: Probability | None = None
-    """Nucleus cut while training."""
-    max_tokens: Positive | None = None
-    """Longest completion."""
-    stop: tuple[str, ...] | None = None
-    """Strings that end a completion."""
-    trainable: bool | None = None
-    """False: the agent gives no samples."""
-    max_turns: Positive | None = None
-    """Most turns of an episode."""
-    max_calls: Positive | None = None
-    """Most calls of tools and delegates in an episode."""
-    max_sampled: Positive | None = None
-    """Most tokens that are sampled in an episode."""
-    max_time_s: Annotated[float, Field(gt=0)] | None = None
-    """Longest an episode may take, delegates included; beyond it the rollout is removed and counted (time_limit)."""
-
-
-class WorldConfig(Section):
-    """The generated world: a seeded graph of invented people, places, works and organisations."""
-
-    seed: NonNegative = 0
-    """Seed of the graph; questions and passages follow from it."""
-    entities: Annotated[int, Field(ge=20)] = 400
-    """Number of entities, hence of pages."""
-    hops: tuple[Positive, ...] = (1, 2)
-    """Numbers of hops that questions are drawn from."""
-    distractors: NonNegative = 2
-    """Extra facts on each page that no question needs."""
-    questions: Positive = 1000
-    """Number of questions generated, train and dev together."""
-
-
-class QuestionSet(Section):
-    """Questions and the corpus that their searches go to."""
-
-    source: str = "world"
-    """`world`, or a JSONL file of questions."""
-    corpus: str = "world"
-    """`world`, or a JSONL file of passages."""
-    split: str | None = None
-    """Keep only questions of this split. Of the world, `train` is trained on and `dev` held out if this is unset."""
-    ids: str | None = None
-    """A file with one question id per line: keep these, in this order."""
-    limit: Positive | None = None
-    """Keep at most this many."""
-    world: WorldConfig = WorldConfig()
-    """Settings of the generated world."""
-
-
-class Stage(QuestionSet):
-    """Questions of a later part of the run."""
-
-    after_step: Positive
-    """The stage begins with the step after this one."""
-
-
-class DataConfig(Section):
-    """What to train on and what to hold out."""
-
-    train: QuestionSet = QuestionSet(split="train")
-    """Questions to train on, drawn in a seeded order, each at most once per epoch."""
-    stages: tuple[Stage, ...] = ()
-    """Curriculum: what takes the place of `train` later in the run, in rising order of `after_step`."""
-    eval: dict[str, QuestionSet] = {"dev": QuestionSet(split="dev", limit=64)}
-    """Held-out sets by name; the first one chooses the best checkpoint."""
-
-    @field_validator("train")
-    @classmethod
-    def _train_split(cls, value: QuestionSet) -> QuestionSet:
-        return _with_split(value, "train")
-
-    @field_validator("stages")
-    @classmethod
-    def _stage_splits(cls, value: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        starts = [stage.after_step for stage in value]
-        if starts != sorted(set(starts)):
-            raise ValueError(f"after_step goes {starts}; give each stage a later one than the stage before")
-        return tuple(_with_split(stage, "train") for stage in value)
-
-    @field_validator("eval")
-    @classmethod
-    def _eval_splits(cls, value: dict[str, QuestionSet]) -> dict[str, QuestionSet]:
-        return {_file_name(name): _with_split(chosen, "dev") for name, chosen in value.items()}
-
-
-def _with_split(chosen: Set, split: str) -> Set:
-    """Questions of the generated world are never trained on and held out at once, whatever else a section sets."""
-    is_open = chosen.source == "world" and chosen.split is None
-    return chosen.model_copy(update={"split": split}) if is_open else chosen
-
-
-def _file_name(name: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"the name {name!r} cannot be a file's; use letters, digits, '_', '-' and '.'")
-    return name
-
-
-class CorpusConfig(Section):
-    """Lexical retrieval (BM25)."""
-
-    k1: Annotated[float, Field(gt=0)] = 1.5
-    """BM25 term saturation."""
-    b: Annotated[float, Field(ge=0, le=1)] = 0.75
-    """BM25 length normalisation."""
-    cache: str | None = None
-    """Folder for indices; by default cotrain's cache folder."""
-
-
-class SamplingConfig(Section):
-    """How many rollouts, and where they fork."""
-
-    strategy: Literal["fork_on_first", "round_robin", "independent"] = "fork_on_first"
-    """Where the branches of a group part (see docs/methods.md)."""
-    group_size: Annotated[int, Field(ge=2)] = 4
-    """Branches per fork, G."""
-    questions_per_step: Positive = 8
-    """Questions whose groups make one batch."""
-    fork_probabilities: tuple[Annotated[float, Field(ge=0)], ...] | None = None
-    """round_robin only: probability of forking at each agent's call; uniform by default."""
-
-    @model_validator(mode="after")
-    def _probabilities(self) -> SamplingConfig:
-        if self.fork_probabilities is not None:
-            if self.strategy != "round_robin":
-                raise ValueError("fork_probabilities belong to strategy 'round_robin'; leave them out")
-            if abs(sum(self.fork_probabilities) - 1.0) > 1e-6:
-                raise ValueError(f"fork_probabilities sum to {sum(self.fork_probabilities)}; make them sum to 1")
-        return self
-
-
-class CreditConfig(Section):
-    """Overrides of how one agent's credit is made; what is left out keeps the system's own value."""
-
-    weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
-    """Weight of each reward: `shared`, `format` (1 without faults, else 0), and the names of judges."""
-    gate: bool | None = None
-    """True: a faulty output gets no reward at all, and a faulty answer counts as wrong."""
-    missing: Literal["drop", "renormalise"] | None = None
-    """When a judge failed: drop the trajectory, or scale up the other weights. An unknown `shared` always drops it."""
-
-    @field_validator("weights")
-    @classmethod
-    def _some(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value is not None and not sum(value.values()) > 0:
-            raise ValueError("the weights sum to 0; give at least one reward a weight")
-        return value
-
-
-class JudgeConfig(Section):
-    """What gives a reward by judging: a rule, or a model behind an OpenAI-compatible endpoint.
-
-    The section's name is the reward's. A judge named `shared` judges the final answers in place of `rewards.metric`.
-    """
-
-    agents: tuple[str, ...] = ()
-    """Whose trajectories it judges; none are needed for `shared`."""
-    rule: str | None = None
-    """`coverage` (how far a finding covers the evidence), or `module:function`."""
-    url: str | None = None
-    """Base of the endpoint, such as http://localhost:8000/v1."""
-    model: str = ""
-    """Name of the endpoint's model."""
-    api_key_env: str = ""
-    """Environment variable that holds the key; empty where none is needed."""
-    instructions: str | None = None
-    """What the model is told to judge, in place of the built-in text."""
-    timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds an answer may take."""
-    retries: NonNegative = 2
-    """Attempts after a failed or unreadable one."""
-    concurrency: Positive = 8
-    """Most requests at once."""
-    budget: Positive = 100_000
-    """Most requests in the whole process; what is beyond has no reward."""
-    cache: str | None = None
-    """File that keeps judgements from run to run."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> JudgeConfig:
-        if (self.rule is None) == (self.url is None):
-            raise ValueError("set exactly one of rule and url")
-        return self
-
-
-class RewardConfig(Section):
-    """From answers to credits."""
-
-    metric: str = "f1"
-    """Score of the final answer: `f1`, `exact_match`, `accuracy`, or `module:function`."""
-    threshold: Annotated[float, Field(gt=0)] | None = None
-    """The answer is correct (1) where the metric reaches this, else wrong (0); by default the metric itself counts."""
-    credit: dict[str, CreditConfig] = {}
-    """How an agent's credit is made of its rewards, by agent."""
-    penalties: dict[str, Annotated[float, Field(le=0)]] = {}
-    """Penalty per agent for a faulty output, over the system's own."""
-    aggregate: Literal["mean", "max", "min"] = "mean"
-    """How the rewards of several readers are joined."""
-    propagate: Literal["shared", "full"] = "shared"
-    """What flows back: the shared reward, or the reader's whole credit."""
-
-
-class AdvantageConfig(Section):
-    """From credits to advantages."""
-
-    std: Literal["population", "sample"] = "population"
-    """Which standard deviation divides."""
-    eps: Annotated[float, Field(gt=0)] = 1e-6
-    """Added to the standard deviation."""
-
-
-class AlignConfig(Section):
-    """How often sub-agents' trajectories count when rollouts delegate unequally often (see docs/methods.md)."""
-
-    method: Literal["weight", "duplicate", "none"] = "weight"
-    """`weight`: 1 / d_k each; `duplicate`: exactly `size` per rollout, by copies and cuts; `none`: 1 each."""
-    size: Positive | None = None
-    """d of `duplicate`; `cotrain probe` suggests one."""
-    factors: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Factor on an agent's weights in the loss, by agent; 1 by default."""
-
-    @model_validator(mode="after")
-    def _size(self) -> AlignConfig:
-        if (self.method == "duplicate") != (self.size is not None):
-            raise ValueError("size belongs to method 'duplicate', which needs one; `cotrain probe` suggests one")
-        return self
-
-
-class LossConfig(Section):
-    """The clipped surrogate."""
-
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """The ratio is clipped above at 1 + clip_high."""
-    beta: Annotated[float, Field(ge=0)] = 0.001
-    """Weight of the KL term against the weights at the start of RL; 0 loads no reference."""
-    ratio: Literal["token", "sequence"] = "token"
-    """One ratio per token, or the geometric mean over a trajectory's tokens."""
-    reduction: Literal["trajectory", "token"] = "trajectory"
-    """Every trajectory counts alike, or every token."""
-
-
-class EngineConfig(Section):
-    """The in-process sampler."""
-
-    max_batch: Positive = 64
-    """Most completions that are sampled at once."""
-    batching: Literal["step", "group", "continuous"] = "step"
-    """What fixes a batch's composition: the step or the group (both bit-reproducible), or arrival (for slow tools)."""
-
-
-class ToolConfig(Section):
-    """Limits of the tools that agents call in episodes."""
-
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds that one attempt of an asynchronous tool may take."""
-    retries: NonNegative = 2
-    """Attempts after a failed one; then the rollout is removed and counted (tool_timeout, tool_failed)."""
-
-
-class WarmupConfig(Section):
-    """Supervised warm-up on rule-made demonstrations of the formats, before RL."""
-
-    steps: NonNegative = 0
-    """Updates; 0 for none."""
-    questions_per_step: Positive = 8
-    """Training questions demonstrated per update."""
-    lr: Annotated[float, Field(gt=0)] = 1e-5
-    """Learning rate of the warm-up."""
-
-
-class LoopConfig(Section):
-    """The run itself."""
-
-    steps: NonNegative = 20
-    """RL updates."""
-    max_sampled: Positive | None = None
-    """End before that, after the step in which all agents together have sampled this many tokens."""
-    seed: NonNegative = 0
-    """Seed of everything that is drawn."""
-    updates_per_batch: Positive = 1
-    """Passes over each batch; the ratio is 1 in the first."""
-    tokens_per_pack: Annotated[int, Field(ge=64)] = 1024
-    """Tokens that go through the model at once while training; bounds the memory."""
-    max_bad_updates: Positive = 3
-    """Updates in a row that may be skipped for a gradient that is not finite."""
-    checkpoint_every: Positive = 5
-    """Steps between checkpoints."""
-    keep_last: Positive = 2
-    """Checkpoints to keep, besides the best."""
-
-
-class EvalConfig(Section):
-    """Held-out evaluation: greedy decoding, one rollout a question."""
-
-    every: NonNegative = 10
-    """Steps between evaluations; 0 for none but the first and last."""
-    bootstrap: Annotated[int, Field(ge=100)] = 2000
-    """Resamples behind each confidence interval."""
+from cotrain.sections import (
+    AdvantageConfig,
+    AgentConfig,
+    AlignConfig,
+    CorpusConfig,
+    DataConfig,
+    EngineConfig,
+    EvalConfig,
+    JudgeConfig,
+    LoopConfig,
+    LossConfig,
+    ModelConfig,
+    RewardConfig,
+    SamplingConfig,
+    Section,
+    SystemConfig,
+    ToolConfig,
+    WarmupConfig,
+    file_name,
+)
 
 
 class RunConfig(Section):
     """Everything about a run."""
 
-    models: dict[str, ModelConfig] = {"base": ModelConfig()}
+    models: dict[str, ModelConfig] = Field(default={"base": ModelConfig()})
     """Models by name."""
     system: SystemConfig = SystemConfig()
     """The team's workflow."""
-    agents: dict[str, AgentConfig] = {}
+    agents: dict[str, AgentConfig] = Field(default={})
     """Overrides of the system's agents."""
     data: DataConfig = DataConfig()
     """Questions."""
@@ -425,7 +55,7 @@ class RunConfig(Section):
     """Rollouts and forks."""
     rewards: RewardConfig = RewardConfig()
     """Rewards and credits."""
-    judges: dict[str, JudgeConfig] = {}
+    judges: dict[str, JudgeConfig] = Field(default={})
     """Rewards that are judged, by name."""
     align: AlignConfig = AlignConfig()
     """Alignment of delegated trajectories."""
@@ -447,7 +77,7 @@ class RunConfig(Section):
     @field_validator("models")
     @classmethod
     def _model_names(cls, value: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
-        return {_file_name(name): model for name, model in value.items()}
+        return {file_name(name): model for name, model in value.items()}
 
 
 def load_config(path: Path | str | None, overrides: Iterable[str] = ()) -> RunConfig:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -29,6 +30,8 @@ from cotrain.errors import DataError, InfrastructureError
 from cotrain.rewards import accuracy, normalize
 from cotrain.tools.web import title_key
 from cotrain.types import Group, Trajectory
+
+log = logging.getLogger(__name__)
 
 Judge = Callable[[Group, Trajectory], Awaitable[float | None]]
 """A trajectory of a group -> its reward in [0, 1], or None where the judgement failed."""
@@ -57,6 +60,8 @@ async def judged(
 ) -> tuple[list[Group], dict[str, int]]:
     """Write rewards[name] on every trajectory of an agent that `judges[name][agent]` judges, all of them at once.
 
+    The reward `shared` is about answers, so of it only the groups' sinks are judged.
+
     Where a judge gives None, what is no number in [0, 1], or raises `InfrastructureError`, the reward is left absent
     and counted as `judge_failed/<name>`. The groups keep their order, and so do their trajectories. Any other error of
     a judge is raised, once all judgements are done.
@@ -64,9 +69,10 @@ async def judged(
     jobs = [
         (i, j, name, judge)
         for i, group in enumerate(groups)
+        for sinks in [{t.id for t in group.sinks()}]
         for j, t in enumerate(group.trajectories)
         for name, by_agent in judges.items()
-        if (judge := by_agent.get(t.agent)) is not None
+        if (judge := by_agent.get(t.agent)) is not None and (name != "shared" or t.id in sinks)
     ]
     results = await asyncio.gather(
         *(_judgement(judge, groups[i], groups[i].trajectories[j]) for i, j, _, judge in jobs), return_exceptions=True
@@ -96,10 +102,15 @@ async def judged(
 async def _judgement(judge: Judge, group: Group, trajectory: Trajectory) -> float | None:
     try:
         value: object = await judge(group, trajectory)
-    except InfrastructureError:
+    except InfrastructureError as error:
+        log.warning("trajectory %s: no judgement: %s", trajectory.id, error)
         return None
     number = float(value) if isinstance(value, Real) else math.nan
-    return number if 0 <= number <= 1 else None
+    if 0 <= number <= 1:
+        return number
+    if value is not None:
+        log.warning("trajectory %s: no judgement: the judge gave %r", trajectory.id, value)
+    return None
 
 
 async def coverage(group: Group, trajectory: Trajectory) -> float:
@@ -229,8 +240,10 @@ class LLMJudge:
                     score = parse(await chat(self.endpoint, messages, client=client))
                     if score is not None:
                         return score
+            log.warning("%s: no readable judgement in %d replies", self.endpoint, self.endpoint.retries + 1)
         except InfrastructureError as error:
             self.counts["over_budget"] += error.reason == "judge_budget"
+            log.warning("%s: no judgement: %s", self.endpoint, error)
         return None
 
     async def _spend(self, request: httpx2.Request) -> None:

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 
 from cotrain.cache import atomic_folder, cache_folder
-from cotrain.config import LoraConfig, ModelConfig
 from cotrain.errors import ModelError
 from cotrain.packaged import PACKAGES, fetch, quiet
 from cotrain.render import Tokenizer, end_of_turn
+from cotrain.sections import LoraConfig, ModelConfig
 from cotrain.tiny import TINY, build_tiny
 
 ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -14,8 +14,8 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from cotrain.config import ModelConfig
 from cotrain.errors import ModelError
+from cotrain.sections import ModelConfig
 from cotrain.types import Group, Trajectory, Turn
 
 Decode = Callable[[Sequence[int]], str]

@@ -64,8 +64,8 @@ def build_tiny(name: str, seed: int = 0) -> Path:
 
 def tokenizer_texts() -> Iterable[str]:
     """What the tiny tokenizers are trained on: the generated world and the search team's prompts and formats."""
-    from cotrain.config import WorldConfig
     from cotrain.data.world import training_text
+    from cotrain.sections import WorldConfig
     from cotrain.systems import search_pipeline
 
     yield from training_text(WorldConfig())

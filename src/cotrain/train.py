@@ -22,7 +22,7 @@ from pathlib import Path
 from cotrain import runs
 from cotrain.assemble import Cast, Plan, load_cast, make_plan
 from cotrain.checkpoints import latest, load_checkpoint, prune, read_json, save_checkpoint
-from cotrain.config import QuestionSet, RunConfig, dump_config, load_config
+from cotrain.config import RunConfig, dump_config, load_config
 from cotrain.data.corpus import Corpus
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
@@ -40,6 +40,7 @@ from cotrain.loops import (
 )
 from cotrain.report import write_report
 from cotrain.runs import GroupRecord, Metrics
+from cotrain.sections import QuestionSet
 from cotrain.team import Roster
 from cotrain.trainer import Trainer
 from cotrain.types import Question

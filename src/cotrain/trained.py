@@ -9,13 +9,14 @@ from pathlib import Path
 from cotrain import runs
 from cotrain.assemble import Cast, load_cast, make_plan
 from cotrain.checkpoints import latest, load_weights, read_json
-from cotrain.config import QuestionSet, RunConfig, load_config
+from cotrain.config import RunConfig, load_config
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import Prediction
 from cotrain.loops import Progress, judge, predict, quiet
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork
+from cotrain.sections import QuestionSet
 from cotrain.types import Group, Question
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from cotrain import checkpoints
 from cotrain.batch import Pack, means_by_agent, pack
-from cotrain.config import LossConfig, ModelConfig, OptimizerConfig
 from cotrain.errors import TrainError
 from cotrain.losses import Terms, clipped_surrogate, negative_log_likelihood
+from cotrain.sections import LossConfig, ModelConfig, OptimizerConfig
 from cotrain.types import Sample
 
 if TYPE_CHECKING:

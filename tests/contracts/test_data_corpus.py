@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotrain.config import CorpusConfig, WorldConfig
 from cotrain.data import corpus as corpus_module
 from cotrain.data.corpus import Corpus, fan_out, shares
 from cotrain.data.questions import load_passages, load_questions, unsupported, write_passages
 from cotrain.data.world import generate
 from cotrain.errors import DataError
+from cotrain.sections import CorpusConfig, WorldConfig
 from cotrain.types import Passage
 
 DATA = Path(os.environ.get("COTRAIN_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")

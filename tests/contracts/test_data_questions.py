@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cotrain.config import CorpusConfig, QuestionSet, WorldConfig
 from cotrain.data.questions import (
     load_ids,
     load_passages,
@@ -22,6 +21,7 @@ from cotrain.data.questions import (
 )
 from cotrain.data.world import generate
 from cotrain.errors import DataError
+from cotrain.sections import CorpusConfig, QuestionSet, WorldConfig
 from cotrain.types import Passage, Question
 
 LINE = '{"id": "a", "question": "Who?", "answers": ["Mira", "M."], "type": "bridge", "supporting_titles": ["P"]}'

@@ -8,13 +8,14 @@ from types import ModuleType
 import pytest
 
 from cotrain.assemble import make_plan
-from cotrain.config import CorpusConfig, WorldConfig, load_config
+from cotrain.config import load_config
 from cotrain.data.corpus import Corpus
 from cotrain.data.world import generate
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import ConfigError
 from cotrain.loops import demonstrations, judge
 from cotrain.sampling import Job, fork_on_first
+from cotrain.sections import CorpusConfig, WorldConfig
 from cotrain.systems.deep_research import deep_research
 from cotrain.systems.single_agent import single_agent
 from cotrain.team import Roster

@@ -455,7 +455,6 @@ def test_an_episode_within_asks_that_run_at_once_does_not_hang_a_cohort():
         }  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="Cohort.gather counts children that were cancelled before their first step")
 def test_calls_that_are_cancelled_before_they_began_leave_the_cohort():
     async def main():
         cohort = Cohort()

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from cotrain import packaged
 from cotrain.cache import atomic_folder, cache_folder
-from cotrain.config import LoraConfig, ModelConfig
 from cotrain.errors import ModelError
 from cotrain.models import export_model, list_models, load_model, load_models, resolve
 from cotrain.packaged import PACKAGES, Package, fetch
 from cotrain.render import Renderer
+from cotrain.sections import LoraConfig, ModelConfig
 from cotrain.tiny import TINY, TinySpec, build_tiny, random_network, train_tokenizer
 
 USER_SMOLLM2 = cache_folder() / "models" / "smollm2-135m-instruct"  # the user's cache: read before tests get their own

@@ -12,7 +12,7 @@ import pytest
 
 from cotrain import Agent, Question, System, Team, Trajectory, align
 from cotrain.assemble import make_plan
-from cotrain.config import CorpusConfig, QuestionSet, load_config
+from cotrain.config import load_config
 from cotrain.data.questions import load_questions, load_set, write_questions
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.probe import (
@@ -33,6 +33,7 @@ from cotrain.probe import (
     write_band,
 )
 from cotrain.runs import GroupRecord
+from cotrain.sections import CorpusConfig, QuestionSet
 from cotrain.train import train
 from cotrain.types import Completion, Group, Turn
 from support import cast, run

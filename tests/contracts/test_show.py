@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cotrain.config import ModelConfig
+from cotrain.sections import ModelConfig
 from cotrain.show import decoder, render_group, shorten, visible
 from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
 

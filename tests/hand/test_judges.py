@@ -470,3 +470,23 @@ def test_nothing_to_judge():
     assert asyncio.run(judged([], {"expert": {"sub": coverage}})) == ([], {})
     groups, counts = asyncio.run(judged([group(finding("x"))], {"expert": {"nobody": coverage}}))
     assert (groups, counts) == ([group(finding("x"))], {})
+
+
+def test_answers_alone_are_judged_correct_or_not():
+    seen = []
+
+    async def judge(group, trajectory):
+        seen.append(trajectory.id)
+        return 1.0
+
+    finding = Trajectory(
+        id="sub", question_id="q", rollout_id="0.0", pass_id=0, call=0, agent="sub", model="m", caller="main"
+    )
+    answer = replace(finding, id="main", agent="main", caller=None, reads=("sub",))
+    group = Group(
+        question=Question(id="q", text="?", answers=("x",)), step=1, strategy="s", trajectories=(finding, answer)
+    )
+    ((judged_group,), failed) = asyncio.run(judged([group], {"shared": {"main": judge, "sub": judge}}))
+    assert seen == ["main"]
+    assert [t.rewards for t in judged_group.trajectories] == [{}, {"shared": 1.0}]
+    assert failed == {}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cotrain.config import OptimizerConfig
 from cotrain.losses import clipped_surrogate, k3, negative_log_likelihood, trajectory_mean
+from cotrain.sections import OptimizerConfig
 from cotrain.trainer import lr_at
 
 

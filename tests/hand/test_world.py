@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from cotrain.config import WorldConfig
 from cotrain.data.questions import load_questions, write_questions
 from cotrain.data.world import World, generate, training_text
 from cotrain.data.world_text import ADJECTIVES, COMPANIES, FILLER, FIRST_NAMES, PROFESSIONS, RELATIONS, THINGS
 from cotrain.errors import ConfigError
+from cotrain.sections import WorldConfig
 
 WORLDS = [
     WorldConfig(hops=(1, 2, 3, 4)),
@@ -153,7 +153,7 @@ def test_distractors_add_that_many_sentences() -> None:
 def test_a_world_depends_on_its_settings_alone() -> None:
     """Equal in processes with other hash seeds; the digest and the id pin the world across releases."""
     code = (
-        "from cotrain.data.world import generate; from cotrain.config import WorldConfig; import hashlib;"
+        "from cotrain.data.world import generate; from cotrain.sections import WorldConfig; import hashlib;"
         "w = generate(WorldConfig(hops=(1, 2, 3)));"
         "print(hashlib.sha256(repr((w.passages, w.questions)).encode()).hexdigest())"
     )

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from cotrain.config import LoraConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.engines.base import Request
 from cotrain.engines.local import LocalEngine
 from cotrain.models import load_models
+from cotrain.sections import LoraConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.tiny import build_tiny
 from cotrain.trainer import Trainer
 from cotrain.types import Sample, SamplingParams

@@ -13,8 +13,8 @@ from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cotrain.config import LoraConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.errors import TrainError
+from cotrain.sections import LoraConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.trainer import Trainer
 from cotrain.types import Sample
 

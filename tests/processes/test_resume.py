@@ -39,7 +39,7 @@ every = 3
 bootstrap = 100
 """
 TRAIN = (
-    "import sys; from pathlib import Path; from cotrain.config import load_config; from cotrain.train import train; "
+    "import sys; from pathlib import Path; from cotrain.sections import load_config; from cotrain.train import train; "
 )
 TRAIN += "train(load_config(sys.argv[1]), Path(sys.argv[2]), resume=True)"
 

@@ -21,9 +21,9 @@ import numpy as np
 import Stemmer
 
 from cotrain.cache import atomic_folder, cache_folder
-from cotrain.config import CorpusConfig
 from cotrain.data.questions import load_passages
 from cotrain.errors import DataError
+from cotrain.sections import CorpusConfig
 from cotrain.types import Passage
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, which any handler of the user's would print

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotrain.config import CorpusConfig, QuestionSet
 from cotrain.data.records import Record, read_lines, text, texts, unreadable, write_lines
 from cotrain.errors import DataError
+from cotrain.sections import CorpusConfig, QuestionSet
 from cotrain.types import Passage, Question
 
 if TYPE_CHECKING:

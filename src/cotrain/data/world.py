@@ -13,10 +13,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cotrain.config import WorldConfig
 from cotrain.data import world_text as words
 from cotrain.data.world_text import RELATIONS, Relation
 from cotrain.errors import ConfigError
+from cotrain.sections import WorldConfig
 from cotrain.types import Passage, Question
 
 

@@ -85,16 +85,16 @@ class Cohort:
         self.enter(len(coroutines) - 1)
         remaining = len(coroutines)
 
-        async def child(coroutine: Coroutine[object, object, Result]) -> Result:
+        def ended(_: asyncio.Future[Result]) -> None:  # also of one that is cancelled before its first step
             nonlocal remaining
-            try:
-                return await coroutine
-            finally:
-                remaining -= 1
-                if remaining:  # the last one to end hands its place back to the caller
-                    self.leave()
+            remaining -= 1
+            if remaining:  # the last one to end hands its place back to the caller
+                self.leave()
 
-        results = await asyncio.gather(*map(child, coroutines), return_exceptions=True)
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        for task in tasks:
+            task.add_done_callback(ended)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
