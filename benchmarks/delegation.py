@@ -21,8 +21,9 @@ from cotrain.engines.base import Cohort
 from cotrain.engines.local import LocalEngine
 from cotrain.models import load_model
 from cotrain.render import Renderer
+from cotrain.roster import Roster, System
 from cotrain.sampling import Job, fork_on_first
-from cotrain.team import Roster, System, Team
+from cotrain.team import Team
 from cotrain.types import Agent, Group, Question, SamplingParams, Trajectory
 
 TASKS = ["the founder of the press", "the year of the bridge", "the author of the play", "the capital of the land"]

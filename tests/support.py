@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from cotrain.engines.base import Request
 from cotrain.engines.scripted import ScriptedEngine
-from cotrain.team import Roster, System, Team
+from cotrain.roster import Roster, System
+from cotrain.team import Team
 from cotrain.types import Agent, Completion, Question, SamplingParams, Trajectory
 
 Result = TypeVar("Result")

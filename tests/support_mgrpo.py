@@ -12,7 +12,8 @@ from statistics import fmean, pstdev, stdev
 
 from cotrain.assemble import Plan, make_plan
 from cotrain.config import load_config
-from cotrain.team import System, Team
+from cotrain.roster import System
+from cotrain.team import Team
 from cotrain.types import Agent, Completion, CreditRule, Group, Question, SamplingParams, Trajectory, Turn
 
 VERDICTS = {"right": 1.0, "wrong": 0.0}

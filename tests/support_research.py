@@ -14,7 +14,7 @@ from cotrain.engines.base import Request
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import ToolError
 from cotrain.loops import judge, rollouts, samples_by_model
-from cotrain.team import Roster
+from cotrain.roster import Roster
 from cotrain.types import Group, Question
 from support import CharRenderer, CharTokenizer
 

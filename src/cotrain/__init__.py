@@ -11,8 +11,9 @@ from cotrain.engines.scripted import ScriptedEngine
 from cotrain.episode import Tool
 from cotrain.errors import CotrainError, InfrastructureError, ToolError
 from cotrain.rewards import accuracy, credits, exact_match, f1, propagate, score
+from cotrain.roster import Roster, System
 from cotrain.sampling import Job, fork, fork_on_first, independent, round_robin
-from cotrain.team import Roster, System, Team
+from cotrain.team import Team
 from cotrain.types import (
     Agent,
     Completion,

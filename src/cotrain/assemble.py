@@ -29,9 +29,9 @@ from cotrain.judges import CORRECTNESS, EXPERT, Judge, coverage, llm_judge
 from cotrain.models import LoadedModel, load_models
 from cotrain.render import Renderer
 from cotrain.rewards import METRICS, at_least
+from cotrain.roster import Roster, System
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
 from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
-from cotrain.team import Roster, System
 from cotrain.types import Agent, CreditRule, Metric, Passage
 
 SYSTEMS = {

@@ -20,9 +20,9 @@ from cotrain.errors import InfrastructureError
 from cotrain.evaluate import Prediction
 from cotrain.judges import judged
 from cotrain.rewards import METRICS, credits, penalty, propagate, score
+from cotrain.roster import Roster
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork, fork_on_first
-from cotrain.team import Roster
 from cotrain.types import Group, Question, Sample
 
 Progress = Callable[[str, int, int], None]

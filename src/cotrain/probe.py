@@ -25,9 +25,9 @@ from cotrain.config import RunConfig
 from cotrain.data.questions import load_questions, load_set, write_questions
 from cotrain.errors import ConfigError, DataError, InfrastructureError
 from cotrain.loops import Progress, judge, quiet, rollouts
+from cotrain.roster import Roster
 from cotrain.runs import GroupRecord
 from cotrain.sampling import fork_on_first
-from cotrain.team import Roster
 from cotrain.trained import use_checkpoint
 from cotrain.types import Group, Question
 

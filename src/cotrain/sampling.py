@@ -17,7 +17,8 @@ from functools import partial
 
 from cotrain.engines.base import Cohort
 from cotrain.errors import ConfigError, InfrastructureError, WorkflowError
-from cotrain.team import Roster, Script, System, Team
+from cotrain.roster import Roster, Script, System
+from cotrain.team import Team
 from cotrain.types import Group, Question, Trajectory
 
 log = logging.getLogger(__name__)

@@ -39,9 +39,9 @@ from cotrain.loops import (
     team_metrics,
 )
 from cotrain.report import write_report
+from cotrain.roster import Roster
 from cotrain.runs import GroupRecord, Metrics
 from cotrain.sections import QuestionSet
-from cotrain.team import Roster
 from cotrain.trainer import Trainer
 from cotrain.types import Question
 

@@ -9,8 +9,8 @@ import pytest
 from cotrain.assemble import make_plan
 from cotrain.config import load_config
 from cotrain.errors import ConfigError, InfrastructureError
+from cotrain.roster import System
 from cotrain.systems.search_pipeline import search_pipeline
-from cotrain.team import System
 from cotrain.trained import check
 from cotrain.types import Agent
 

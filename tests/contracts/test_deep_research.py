@@ -14,11 +14,11 @@ from cotrain.data.world import generate
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import ConfigError
 from cotrain.loops import demonstrations, judge
+from cotrain.roster import Roster
 from cotrain.sampling import Job, fork_on_first
 from cotrain.sections import CorpusConfig, WorldConfig
 from cotrain.systems.deep_research import deep_research
 from cotrain.systems.single_agent import single_agent
-from cotrain.team import Roster
 from cotrain.tools import calculator
 from cotrain.types import Agent, Completion, Question, ToolCall, Turn
 from support import CharRenderer, CharTokenizer

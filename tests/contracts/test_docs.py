@@ -8,8 +8,8 @@ from cotrain.assemble import make_plan
 from cotrain.config import load_config
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.loops import judge, samples_by_model
+from cotrain.roster import Roster
 from cotrain.sampling import Job
-from cotrain.team import Roster
 from cotrain.types import Question
 from support import CharRenderer, CharTokenizer
 

@@ -13,8 +13,9 @@ from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import ConfigError, InfrastructureError, WorkflowError
 from cotrain.loops import together
 from cotrain.rewards import credits, propagate, score
+from cotrain.roster import Roster, System
 from cotrain.sampling import Job, fork, fork_on_first, independent, round_robin
-from cotrain.team import Roster, System, Team
+from cotrain.team import Team
 from cotrain.types import Agent, SamplingParams
 from support import CharRenderer, CharTokenizer, question, run
 

@@ -8,8 +8,9 @@ import pytest
 from cotrain.engines.base import Cohort
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import InfrastructureError, ReplayError, WorkflowError
+from cotrain.roster import System
 from cotrain.sampling import Job, fork, fork_on_first, independent
-from cotrain.team import System, Team
+from cotrain.team import Team
 from cotrain.types import Agent
 from support import CharTokenizer, cast, chain, question, random_words, run
 

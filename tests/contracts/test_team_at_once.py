@@ -10,8 +10,8 @@ from cotrain.engines.base import Cohort
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import InfrastructureError, ReplayError, WorkflowError
 from cotrain.loops import together
+from cotrain.roster import Roster, System
 from cotrain.sampling import Job, fork, fork_on_first, independent, round_robin
-from cotrain.team import Roster, System
 from cotrain.types import Agent, Group
 from support import CharRenderer, CharTokenizer, cast, chain, question, random_words, run
 

@@ -11,7 +11,8 @@ import pytest
 
 from cotrain.batch import make_samples
 from cotrain.rewards import score
-from cotrain.team import Roster, Team
+from cotrain.roster import Roster
+from cotrain.team import Team
 from cotrain.types import Agent, Completion, Group, Question, SamplingParams, Trajectory, Turn
 from support import run
 from support_templates import CONTROL, NAMES, RENDERERS, TOKENIZERS, DrawingEngine, call, control_ids, one_string

@@ -14,9 +14,9 @@ from cotrain.batch import make_samples, pack
 from cotrain.engines.scripted import ScriptedEngine
 from cotrain.errors import InfrastructureError
 from cotrain.loops import judge, samples_by_model
+from cotrain.roster import Roster
 from cotrain.runs import read_groups, write_groups
 from cotrain.sampling import Job, fork_on_first
-from cotrain.team import Roster
 from support import CharRenderer, CharTokenizer, question, run
 from support_mgrpo import (
     HELPERS,

@@ -12,10 +12,10 @@ from cotrain.engines.local import LocalEngine
 from cotrain.loops import questions_of_step, samples_by_model, together
 from cotrain.models import LoadedModel
 from cotrain.rewards import credits, propagate, score
+from cotrain.roster import Roster
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork_on_first, independent, round_robin
 from cotrain.sections import LossConfig, ModelConfig, OptimizerConfig
-from cotrain.team import Roster
 from cotrain.trainer import Trainer
 from cotrain.types import Question
 from support import CharRenderer, CharTokenizer

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cotrain.rewards import normalize
-from cotrain.team import System, Team
+from cotrain.roster import System
+from cotrain.team import Team
 from cotrain.tools import calculator, search, visit
 from cotrain.types import Agent, CreditRule, Question, SamplingParams, ToolCall, Trajectory, Turn
 

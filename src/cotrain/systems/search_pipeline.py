@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from cotrain.team import System, Team
+from cotrain.roster import System
+from cotrain.team import Team
 from cotrain.types import Agent, Passage, Question, SamplingParams, Trajectory
 
 REWRITER_SYSTEM = "You write search queries."

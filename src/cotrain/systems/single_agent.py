@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cotrain.roster import System
 from cotrain.systems.deep_research import answer_faults
-from cotrain.team import System, Team
+from cotrain.team import Team
 from cotrain.tools import calculator, search, visit
 from cotrain.types import Agent, CreditRule, Question, SamplingParams, Trajectory
 
