@@ -153,7 +153,13 @@ def test_a_researcher_s_task_that_no_hop_has_is_left_to_the_engine():
 def test_the_settings_of_the_systems_reach_their_agents_and_tools(world):
     _, corpus = world
     system = deep_research(
-        max_delegations=2, main_turns=3, researcher_turns=5, num_hits=1, snippet_words=2, page_words=3, calculate=True
+        max_delegations=2,
+        main_turns=3,
+        researcher_turns=5,
+        num_hits=1,
+        snippet_words=2,
+        page_words=3,
+        reason="calculator",
     )
     main, researcher = system.agents
     assert (main.max_calls, main.max_turns, researcher.max_turns) == (2, 3, 5)
@@ -165,7 +171,7 @@ def test_the_settings_of_the_systems_reach_their_agents_and_tools(world):
     assert len(line.split(": ", 1)[1].split()) == 2
     assert len(system.corpus_tools["visit"](corpus)(title).split()) == 3
     assert deep_research().tools == {}
-    assert single_agent(max_turns=7, calculate=True).agents[0].tools == ("search", "visit", "reason")
+    assert single_agent(max_turns=7, reason="calculator").agents[0].tools == ("search", "visit", "reason")
     assert single_agent(max_turns=7).agents[0].max_turns == 7
 
 
@@ -271,7 +277,7 @@ def caller(name, **more):
     ],
 )  # fmt: skip
 def test_agents_whose_calls_do_not_fit_are_refused(systems, agents, message):
-    own = deep_research(calculate=True)
+    own = deep_research(reason="calculator")
     system = replace(own, agents=agents, rules={}, corpus_tools={"visit": own.corpus_tools["visit"]})
     systems.build = lambda: system
     with pytest.raises(ConfigError) as caught:
@@ -289,3 +295,19 @@ def test_a_rule_for_an_agent_that_does_not_exist_is_refused(systems):
     systems.build = lambda: replace(deep_research(), agents=(caller("mian"),))
     with pytest.raises(ConfigError, match=r"the system's rules: unknown name 'main'. Did you mean 'mian'"):
         make_plan(load_config(None, ["system.name=mine:build"]))
+
+
+def test_reason_is_a_calculator_another_model_or_an_endpoint():
+    main = deep_research(reason="calculator").agents[0]
+    assert (main.tools, main.delegates) == (("reason",), ("researcher",))
+    thinking = deep_research(reason="model")
+    assert thinking.agents[0].delegates == ("researcher", "reason")
+    assert [(a.name, a.model) for a in thinking.agents[2:]] == [("reason", "reason")]
+    assert asyncio.iscoroutinefunction(deep_research(reason="http://localhost:1/v1", reason_model="m").tools["reason"])
+    with pytest.raises(ConfigError, match="reason = 'http://localhost:1/v1' with reason_model = ''"):
+        deep_research(reason="http://localhost:1/v1")
+    with pytest.raises(ConfigError, match="reason = 'calculater'"):
+        single_agent(reason="calculater")
+    config = load_config(None, ["system.name=deep_research", "system.settings={reason='model'}", *MODELS, *EXPERT,
+                                "models.reason={path='tiny-llama', trainable=false}"])  # fmt: skip
+    assert [a.trainable for a in make_plan(config).agents.values()] == [True, True, False]

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cotrain.endpoints import Endpoint
+from cotrain.episode import Tool
+from cotrain.errors import ConfigError
 from cotrain.rewards import normalize
 from cotrain.roster import System
 from cotrain.team import Team
 from cotrain.tools import calculator, search, visit
+from cotrain.tools import reason as ask_endpoint
 from cotrain.types import Agent, CreditRule, Question, SamplingParams, ToolCall, Trajectory, Turn
 
 MAIN_SYSTEM = "You answer questions. You know nothing yourself: you ask a researcher for one fact at a time."
@@ -31,6 +35,8 @@ Reply with a line like one of these, or with the answer:
 {tools}
 answer: <the fact in a few words>"""
 
+REASON = "{task}\nThink, then answer in a few words."
+
 
 def deep_research(
     *,
@@ -41,7 +47,8 @@ def deep_research(
     snippet_words: int = 12,
     page_words: int = 80,
     answer_words: int = 12,
-    calculate: bool = False,
+    reason: str = "",
+    reason_model: str = "",
 ) -> System:
     """The system.
 
@@ -53,8 +60,11 @@ def deep_research(
         snippet_words: words of each listed page.
         page_words: words of a visited page.
         answer_words: an answer or finding of more words than this is a fault.
-        calculate: give the main agent the exact calculator as its tool `reason`.
+        reason: what answers a sub-question that needs no search: `calculator` (exact arithmetic), `model` (an agent
+            `reason`, played by the run's model of that name), or the address of an OpenAI-compatible endpoint.
+        reason_model: the endpoint's name of its model.
     """
+    thinkers, thinking = reasoning(reason, reason_model)
 
     async def run(team: Team, question: Question) -> Trajectory:
         return await team.ask("main", question=question.text, check=lambda output: answer_faults(output, answer_words))
@@ -68,8 +78,8 @@ def deep_research(
                 system=MAIN_SYSTEM,
                 prompt=MAIN,
                 sampling=SamplingParams(max_tokens=64),
-                tools=("reason",) if calculate else (),
-                delegates=("researcher",),
+                tools=tuple(thinking),
+                delegates=("researcher", *(agent.name for agent in thinkers)),
                 max_turns=main_turns,
                 max_calls=max_delegations,
             ),
@@ -83,18 +93,35 @@ def deep_research(
                 tools=("search", "visit"),
                 max_turns=researcher_turns,
             ),
+            *thinkers,
         ),
         rules={
             "main": CreditRule(weights={"format": 0.1, "shared": 0.9}, gate=True),
             "researcher": CreditRule(weights={"format": 0.1, "shared": 0.4, "expert": 0.5}, gate=True),
         },
-        tools={"reason": calculator} if calculate else {},
+        tools=thinking,
         corpus_tools={
             "search": lambda corpus: search(corpus, num_hits, snippet_words),
             "visit": lambda corpus: visit(corpus, page_words),
         },
         demonstrate=demonstrate,
     )
+
+
+def reasoning(reason: str, model: str) -> tuple[tuple[Agent, ...], dict[str, Tool]]:
+    """The agents and the tools, by name, that answer what an agent asks `reason`.
+
+    Raises:
+        ConfigError: `reason` names nothing, or an endpoint without a model.
+    """
+    if reason == "model":
+        return (Agent(name="reason", model="reason", about="<a sub-question that needs no search>", prompt=REASON),), {}
+    if not reason or reason == "calculator":
+        return (), {"reason": calculator} if reason else {}
+    if "://" not in reason or not model:
+        found = f"reason = {reason!r} with reason_model = {model!r}"
+        raise ConfigError("system.settings", found, "Set calculator, model, or an endpoint's address and its model")
+    return (), {"reason": ask_endpoint(Endpoint(base_url=reason, model=model))}
 
 
 def answer_faults(output: str, most_words: int) -> list[str]:

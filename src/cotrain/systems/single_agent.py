@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cotrain.roster import System
-from cotrain.systems.deep_research import answer_faults
+from cotrain.systems.deep_research import answer_faults, reasoning
 from cotrain.team import Team
-from cotrain.tools import calculator, search, visit
+from cotrain.tools import search, visit
 from cotrain.types import Agent, CreditRule, Question, SamplingParams, Trajectory
 
 SYSTEM = "You answer questions by looking things up in a small web."
@@ -26,7 +26,8 @@ def single_agent(
     snippet_words: int = 12,
     page_words: int = 80,
     answer_words: int = 12,
-    calculate: bool = False,
+    reason: str = "",
+    reason_model: str = "",
 ) -> System:
     """The system.
 
@@ -36,8 +37,10 @@ def single_agent(
         snippet_words: words of each listed page.
         page_words: words of a visited page.
         answer_words: an answer of more words than this is a fault.
-        calculate: add the exact calculator as the tool `reason`.
+        reason: as in `deep_research`.
+        reason_model: likewise.
     """
+    thinkers, thinking = reasoning(reason, reason_model)
 
     async def run(team: Team, question: Question) -> Trajectory:
         return await team.ask(
@@ -53,12 +56,14 @@ def single_agent(
                 system=SYSTEM,
                 prompt=PROMPT,
                 sampling=SamplingParams(max_tokens=48),
-                tools=("search", "visit", *(("reason",) if calculate else ())),
+                tools=("search", "visit", *thinking),
+                delegates=tuple(agent.name for agent in thinkers),
                 max_turns=max_turns,
             ),
+            *thinkers,
         ),
         rules={"solver": CreditRule(weights={"format": 0.1, "shared": 0.9}, gate=True)},
-        tools={"reason": calculator} if calculate else {},
+        tools=thinking,
         corpus_tools={
             "search": lambda corpus: search(corpus, num_hits, snippet_words),
             "visit": lambda corpus: visit(corpus, page_words),
