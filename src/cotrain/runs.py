@@ -103,13 +103,12 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def rewind(folder: Path, step: int) -> None:
-    """Remove what the run wrote after the end of `step`, so that it can be done again.
+def rewind(folder: Path, step: int, num_metrics: int) -> None:
+    """Remove what the run wrote after the end of `step` and its first `num_metrics` metrics, so that it is done again.
 
-    Step -1 removes everything that was written.
+    Step -1 and no metrics remove everything that was written.
     """
-    kept = [line for line in read_metrics(folder) if int(line["step"] or 0) <= step]
-    _write_lines(folder / "metrics.jsonl", kept)
+    _write_lines(folder / "metrics.jsonl", read_metrics(folder)[:num_metrics])
     for path in [*folder.glob("groups/step-*.jsonl"), *folder.glob("eval/step-*.jsonl")]:
         if int(path.name.split("-")[1].split(".")[0]) > step:
             path.unlink()

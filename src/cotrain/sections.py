@@ -370,6 +370,8 @@ class WarmupConfig(Section):
     """Training questions demonstrated per update."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
     """Learning rate of the warm-up."""
+    checkpoint_every: Positive = 50
+    """Warm-up steps between checkpoints."""
 
 
 class LoopConfig(Section):

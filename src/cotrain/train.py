@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from cotrain.data.corpus import Corpus
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import UNTRAINED, eval_row
+from cotrain.interrupts import Stop, interrupts
 from cotrain.loops import (
     Progress,
     demonstrations,
@@ -62,6 +61,8 @@ class Run:
     on_metrics: Callable[[Metrics], None]
     step: int = 0
     saved: int = -1
+    warmed: int = 0  # steps of the warm-up
+    has_begun: bool = False  # RL has: the warm-up is over, and the weights are the reference
     sampled: int = 0  # tokens, over all steps and agents
     is_updating: bool = False  # some models may be a step ahead of the others
     best: tuple[int, float] | None = None  # step and score of the best evaluation so far
@@ -109,14 +110,16 @@ def train(
     """
     _check_folder(folder, config, resume)
     run = _prepare(config, folder, progress, on_metrics)
-    with _only_writer(folder), _interrupts() as stop:
+    with _only_writer(folder), interrupts() as stop:
         runs.write_text(folder / "config.toml", dump_config(config))
+        num_metrics = 0
         if resume and (checkpoint := latest(folder / "checkpoints")):
             state = load_checkpoint(checkpoint, run.trainers)
             run.step = run.saved = int(str(state["step"]))
             run.best = _best(state["best"])
-            run.sampled = int(str(state["sampled"]))
-        runs.rewind(folder, run.saved)
+            run.sampled, run.warmed = int(str(state["sampled"])), int(str(state["warmed"]))
+            run.has_begun, num_metrics = bool(state["has_begun"]), int(str(state["num_metrics"]))
+        runs.rewind(folder, run.saved, num_metrics)
         try:
             asyncio.run(_train(run, stop))
         except Exception:
@@ -248,13 +251,16 @@ def _training_set(config: RunConfig, name: str, chosen: QuestionSet) -> tuple[Se
 
 async def _train(run: Run, stop: Stop) -> None:
     config = run.config
-    if run.saved < 0:
-        if config.warmup.steps:
+    if not run.has_begun:
+        if config.warmup.steps and run.saved < 0:
             await _evaluate(run, suffix=UNTRAINED)
-            await _warm_up(run)
+        await _warm_up(run, stop)
+        if run.warmed < config.warmup.steps:
+            return
         for trainer in run.trainers.values():
             trainer.begin_rl()
         await _evaluate(run)
+        run.has_begun = True
         _save(run)
     while not run.is_over and not stop.asked:
         run.progress("training", run.step, config.loop.steps)
@@ -299,10 +305,10 @@ async def _train_step(run: Run) -> None:
     _tell(run, metrics | {"team/sampled": run.sampled} | times.metrics())
 
 
-async def _warm_up(run: Run) -> None:
-    """Supervised steps on what the system's rules would say."""
+async def _warm_up(run: Run, stop: Stop) -> None:
+    """The supervised steps that are left, on what the system's rules would say; some of them leave a checkpoint."""
     config = run.config.warmup
-    for step in range(1, config.steps + 1):
+    for step in range(run.warmed + 1, config.steps + 1):
         run.progress("warming up", step - 1, config.steps)
         questions = questions_of_step(run.stages[0].questions, step, config.questions_per_step, run.config.loop.seed)
         metrics: dict[str, float | int | str | None] = {"kind": "warmup", "step": 0, "warmup_step": step}
@@ -312,6 +318,11 @@ async def _warm_up(run: Run) -> None:
             if name in run.trainers:
                 metrics |= run.trainers[name].warmup(samples, config.lr)
         _tell(run, metrics)
+        run.warmed = step
+        if stop.asked or step % config.checkpoint_every == 0:
+            _save(run)
+        if stop.asked:
+            return
     run.progress("warming up", config.steps, config.steps)
 
 
@@ -335,9 +346,15 @@ async def _evaluate(run: Run, suffix: str = "") -> None:
 def _save(run: Run) -> None:
     """Write a checkpoint of the finished steps, and remove those that retention lets go."""
     checkpoints = run.folder / "checkpoints"
-    save_checkpoint(checkpoints, run.step, run.trainers, {"best": run.best, "sampled": run.sampled})
+    save_checkpoint(checkpoints, run.step, run.trainers, _state(run))
     run.saved = run.step
     prune(checkpoints, run.config.loop.keep_last, run.best[0] if run.best else None)
+
+
+def _state(run: Run) -> dict[str, object]:
+    """What a checkpoint holds besides the models and the step."""
+    own = {"best": run.best, "sampled": run.sampled, "warmed": run.warmed, "has_begun": run.has_begun}
+    return {**own, "num_metrics": len(runs.read_metrics(run.folder))}
 
 
 def _report(folder: Path) -> None:
@@ -369,33 +386,3 @@ class _Times:
 
     def metrics(self) -> dict[str, float]:
         return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
-
-
-@dataclass
-class Stop:
-    """Whether the user asked the run to end."""
-
-    asked: bool = False
-
-
-@contextmanager
-def _interrupts() -> Iterator[Stop]:
-    """Turn the first Ctrl-C into a request; the second one interrupts at once."""
-    stop = Stop()
-
-    def on_signal(number: int, frame: object) -> None:
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-        text = "\nstopping after this step (a warm-up is finished first); press Ctrl-C again to stop at once"
-        print(text, file=sys.stderr, flush=True)
-
-    try:
-        before = signal.signal(signal.SIGINT, on_signal)
-    except ValueError:  # not in the main thread: whoever runs us there handles signals
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -46,7 +46,7 @@ limit = 4
 world = {{ seed = {seed}, entities = 40, questions = 40 }}
 """
 TRAIN = (
-    "import sys; from pathlib import Path; from cotrain.sections import load_config; from cotrain.train import train; "
+    "import sys; from pathlib import Path; from cotrain.config import load_config; from cotrain.train import train; "
     "train(load_config(sys.argv[1]), Path(sys.argv[2]), resume=True)"
 )
 

@@ -191,7 +191,7 @@ def test_a_checkpoint_s_version_counts_the_warm_up(tmp_path):
 
 def test_a_second_ctrl_c_ends_at_once_and_the_run_can_be_resumed(tmp_path, unbroken):
     folder = tmp_path / "run"
-    code = "import sys; from pathlib import Path; from cotrain.sections import load_config; "
+    code = "import sys; from pathlib import Path; from cotrain.config import load_config; "
     code += "from cotrain.train import train; train(load_config(None, sys.argv[2:]), Path(sys.argv[1]))"
     slow = ["warmup.steps=100000", "warmup.questions_per_step=1"]
     process = subprocess.Popen(

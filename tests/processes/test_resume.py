@@ -33,13 +33,14 @@ questions_per_step = 2
 steps = 6
 checkpoint_every = 2
 [warmup]
-steps = 1
+steps = 3
+checkpoint_every = 2
 [eval]
 every = 3
 bootstrap = 100
 """
 TRAIN = (
-    "import sys; from pathlib import Path; from cotrain.sections import load_config; from cotrain.train import train; "
+    "import sys; from pathlib import Path; from cotrain.config import load_config; from cotrain.train import train; "
 )
 TRAIN += "train(load_config(sys.argv[1]), Path(sys.argv[2]), resume=True)"
 
@@ -90,6 +91,25 @@ def test_killed_at_random_moments_a_run_ends_as_the_unbroken_one(tmp_path, model
         time.sleep(draw.random() * 0.2)
         process.send_signal(signal.SIGKILL)
         process.communicate()
+    finish(start(config, broken))
+    assert_same(broken, unbroken)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_warm_up_continues_from_its_checkpoint(tmp_path, how):
+    toy = Path(__file__).parents[1] / "toy.py"
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.format(toy=toy, model="").replace("steps = 3", "steps = 12"))
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    finish(start(config, unbroken))
+    process = start(config, broken)
+    while process.poll() is None and not (broken / "checkpoints" / "step-000000").exists():
+        time.sleep(0.01)
+    process.send_signal(how)
+    process.communicate()
+    state = json.loads((broken / "checkpoints" / "step-000000" / "state.json").read_text())
+    assert 2 <= state["warmed"] < 12
+    assert not state["has_begun"]
     finish(start(config, broken))
     assert_same(broken, unbroken)
 

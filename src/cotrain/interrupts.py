@@ -1,0 +1,39 @@
+"""Ctrl-C as a request: a run ends after the step in progress, with a checkpoint; a second one interrupts at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Stop:
+    """Whether the user asked the run to end."""
+
+    asked: bool = False
+
+
+@contextmanager
+def interrupts() -> Iterator[Stop]:
+    """Turn the first Ctrl-C into a request; the second one interrupts at once."""
+    stop = Stop()
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        text = "\nstopping after this step; press Ctrl-C again to stop at once"
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        before = signal.signal(signal.SIGINT, on_signal)
+    except ValueError:  # not in the main thread: whoever runs us there handles signals
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
