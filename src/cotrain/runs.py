@@ -158,5 +158,5 @@ def _turn(value: dict) -> Turn:  # type: ignore[type-arg]
     return Turn(
         prompt_ids=tuple(value["prompt_ids"]),
         completion=Completion(**{**completion, "token_ids": ids, "logprobs": logprobs}),
-        calls=tuple(ToolCall(**call) for call in value["calls"]),
+        calls=tuple(ToolCall(**call) for call in value.get("calls", ())),
     )

@@ -1,5 +1,7 @@
 """Groups are read back from the run folder as they were written, whatever they hold."""
 
+import json
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,3 +56,20 @@ RECORDS = st.builds(
 def test_groups_are_read_back_as_they_were_written(tmp_path, records):
     write_groups(tmp_path, 4, records)
     assert read_groups(tmp_path, 4) == records
+
+
+def test_groups_that_an_earlier_version_wrote_are_read(tmp_path):
+    turn = {"prompt_ids": [1], "completion": {"token_ids": [2], "logprobs": [-0.5], "version": 0, "stop": "stop",
+                                              "text": "x"}, "observation": None}  # fmt: skip
+    trajectory = {"id": "t", "question_id": "q", "rollout_id": "0.0", "pass_id": 0, "call": 0, "agent": "a",
+                  "model": "base", "caller": None, "reads": [], "turns": [turn], "output": "x", "status": "ok",
+                  "trainable": True, "faults": [], "rewards": {"shared": 1.0}}  # fmt: skip
+    group = {"question": {"id": "q", "text": "?", "answers": ["x"], "meta": {}}, "step": 1, "strategy": "s",
+             "trajectories": [trajectory], "dropped": {}}  # fmt: skip
+    path = tmp_path / "groups" / "step-000001.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"group": group, "credits": {"t": 1.0}, "advantages": {}}) + "\n")
+    (record,) = read_groups(tmp_path, 1)
+    (read,) = record.group.trajectories
+    assert (read.stop, read.task, read.turns[0].calls) == ("answer", "", ())
+    assert (read.rewards, record.weights) == ({"shared": 1.0}, {})
