@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cotrain import Question, System
+from cotrain import Question, System, Turn
 from cotrain.data.world_text import RELATIONS
 from cotrain.systems.deep_research import deep_research
 from cotrain.systems.single_agent import single_agent
@@ -73,7 +73,7 @@ def choices(question: Question) -> list[str]:
     return [same[(place + i) % len(same)] for i in range(3)]
 
 
-def looked_up(title: str, turns: tuple, draw: random.Random) -> str:  # type: ignore[type-arg]
+def looked_up(title: str, turns: tuple[Turn, ...], draw: random.Random) -> str:
     """Search for a page, visit it, and report one of its facts."""
     if not turns:
         return f"search: {title}"

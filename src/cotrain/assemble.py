@@ -40,8 +40,8 @@ SYSTEMS = {
     "single_agent": "cotrain.systems.single_agent:single_agent",
 }
 
-
 RULES: Mapping[str, Judge] = {"coverage": coverage}
+"""The judges that a configuration may name as a rule."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,7 @@ def by_type(predictions: Sequence[Prediction]) -> dict[str, tuple[Prediction, ..
 
 def summary_table(predictions: Sequence[Prediction], *, title: str = "", resamples: int = 2000, seed: int = 0) -> Table:
     """One row per score, mean and interval; then, where questions have several types, F1 per type."""
-    table = _table(title or f"{len(predictions)} questions", "score", "mean", "95 % interval")
+    table = plain_table(title or f"{len(predictions)} questions", "score", "mean", "95 % interval")
     for field, interval in summarise(predictions, resamples, seed).items():
         table.add_row(SCORE_NAMES[field], f"{interval.mean:.3f}", _range(interval))
     types = by_type(predictions)
@@ -278,7 +278,7 @@ def comparison_table(
     Raises:
         DataError: as `paired`.
     """
-    table = _table(
+    table = plain_table(
         title or f"{len(before)} questions",
         "score",
         "before",
@@ -335,7 +335,8 @@ def _range(interval: Interval) -> str:
     return f"{interval.low:.3f} … {interval.high:.3f}"
 
 
-def _table(title: str, first: str, *others: str) -> Table:
+def plain_table(title: str, first: str, *others: str) -> Table:
+    """An empty table whose first column is text and whose others are numbers."""
     table = Table(title=Text(title), title_justify="left")
     table.add_column(first)
     for name in others:

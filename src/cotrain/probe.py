@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import fmean
 
 from rich.table import Table
-from rich.text import Text
 
 from cotrain.align import percentile_99
 from cotrain.assemble import Plan, load_cast, make_plan
 from cotrain.config import RunConfig
 from cotrain.data.questions import load_questions, load_set, write_questions
 from cotrain.errors import ConfigError, DataError, InfrastructureError
+from cotrain.evaluate import plain_table
 from cotrain.loops import Progress, judge, quiet, rollouts
 from cotrain.roster import Roster
 from cotrain.runs import GroupRecord
@@ -208,7 +208,7 @@ def delegations(records: Sequence[GroupRecord], agent: str) -> list[int]:
 def rate_table(questions: Sequence[Question], low: float, high: float) -> Table:
     """The success rates of rated questions: their mean, their distribution, and how many lie within the band."""
     known = [rate for q in questions if (rate := _rate(q)) is not None]
-    table = _table("success rates", "success rate", "questions", "share")
+    table = plain_table("success rates", "success rate", "questions", "share")
     for name, number in distribution(questions).items():
         table.add_row(name, str(number), _share(number, len(questions)))
     table.add_section()
@@ -223,13 +223,15 @@ def work_tables(found: Probe) -> list[Table]:
 
     The 99th percentile of d_k is M-GRPO's choice of d, `align.size`.
     """
-    tokens = _table("sampled tokens", "agent", "trajectories", "tokens", "mean", "longest")
+    tokens = plain_table("sampled tokens", "agent", "trajectories", "tokens", "mean", "longest")
     lengths: dict[str, list[int]] = {}
     for t in (t for record in found.records for t in record.group.trajectories):
         lengths.setdefault(t.agent, []).append(t.num_sampled)
     for agent, sampled in lengths.items():
         tokens.add_row(agent, str(len(sampled)), str(sum(sampled)), f"{fmean(sampled):.1f}", str(max(sampled)))
-    kinds = _table("delegations per rollout", "sub-agent", "rollouts", "mean", "d_k: rollouts", "suggested align.size")
+    kinds = plain_table(
+        "delegations per rollout", "sub-agent", "rollouts", "mean", "d_k: rollouts", "suggested align.size"
+    )
     for agent in found.delegates:
         counts = delegations(found.records, agent)
         spread = ", ".join(f"{d}: {number}" for d, number in sorted(Counter(counts).items()))
@@ -279,11 +281,3 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _share(number: int, total: int) -> str:
     return f"{100 * number / total:.1f} %"
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

@@ -307,7 +307,7 @@ class Team:
         if said is not None:
             return Completion(token_ids=spoken, logprobs=(0.0,) * len(spoken), version=0, stop="stop", text=said)
         place = work.call if work.caller is None else work.place
-        key = (self._seed, self._step, self.question.id, self.rollout_id or f"{self._pass}.trunk", place, turn)
+        key = (self._seed, self._step, self.question.id, self._branch_name, place, turn)
         request = Request(prompt_ids=prompt_ids, params=replace(work.role.sampling, max_tokens=most), key=key)
         completion = await engine.generate(request, self._cohort)
         if completion.stop == "abort":
@@ -315,7 +315,11 @@ class Team:
         return completion
 
     def _id(self, place: str) -> str:
-        return f"{self._step}:{self.question.id}:{self.rollout_id or f'{self._pass}.trunk'}:{place}"
+        return f"{self._step}:{self.question.id}:{self._branch_name}:{place}"
+
+    @property
+    def _branch_name(self) -> str:
+        return self.rollout_id or f"{self._pass}.trunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,21 @@ write a team of your own. Source of the team and of its credits: M-GRPO (arXiv 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from cotrain.endpoints import Endpoint
 from cotrain.episode import Tool
 from cotrain.errors import ConfigError
-from cotrain.rewards import normalize
+from cotrain.rewards import accuracy
 from cotrain.roster import System
 from cotrain.team import Team
 from cotrain.tools import calculator, search, visit
 from cotrain.tools import reason as ask_endpoint
 from cotrain.types import Agent, CreditRule, Question, SamplingParams, ToolCall, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from cotrain.data.corpus import Corpus
 
 MAIN_SYSTEM = "You answer questions. You know nothing yourself: you ask a researcher for one fact at a time."
 MAIN = """\
@@ -100,12 +104,17 @@ def deep_research(
             "researcher": CreditRule(weights={"format": 0.1, "shared": 0.4, "expert": 0.5}, gate=True),
         },
         tools=thinking,
-        corpus_tools={
-            "search": lambda corpus: search(corpus, num_hits, snippet_words),
-            "visit": lambda corpus: visit(corpus, page_words),
-        },
+        corpus_tools=web(num_hits, snippet_words, page_words),
         demonstrate=demonstrate,
     )
+
+
+def web(num_hits: int, snippet_words: int, page_words: int) -> dict[str, Callable[[Corpus], Tool]]:
+    """`search` and `visit` over the pages of a corpus."""
+    return {
+        "search": lambda corpus: search(corpus, num_hits, snippet_words),
+        "visit": lambda corpus: visit(corpus, page_words),
+    }
 
 
 def reasoning(reason: str, model: str) -> tuple[tuple[Agent, ...], dict[str, Tool]]:
@@ -161,7 +170,4 @@ def look_up(title: str, fact: str, turns: tuple[Turn, ...]) -> str:
         return f"search: {title}"
     if calls[-1].tool == "search":
         return f"visit: {title}"
-    known = normalize(calls[-1].result)
-    wanted = normalize(fact)
-    found = any(known[i : i + len(wanted)] == wanted for i in range(len(known)))
-    return f"answer: {fact}" if found else "answer: unknown"
+    return f"answer: {fact}" if accuracy(calls[-1].result, (fact,)) else "answer: unknown"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cotrain.roster import System
-from cotrain.systems.deep_research import answer_faults, reasoning
+from cotrain.systems.deep_research import answer_faults, reasoning, web
 from cotrain.team import Team
-from cotrain.tools import search, visit
 from cotrain.types import Agent, CreditRule, Question, SamplingParams, Trajectory
 
 SYSTEM = "You answer questions by looking things up in a small web."
@@ -64,10 +63,7 @@ def single_agent(
         ),
         rules={"solver": CreditRule(weights={"format": 0.1, "shared": 0.9}, gate=True)},
         tools=thinking,
-        corpus_tools={
-            "search": lambda corpus: search(corpus, num_hits, snippet_words),
-            "visit": lambda corpus: visit(corpus, page_words),
-        },
+        corpus_tools=web(num_hits, snippet_words, page_words),
         demonstrate=demonstrate,
     )
 
