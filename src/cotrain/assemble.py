@@ -145,6 +145,8 @@ def _judges(config: RunConfig, agents: Mapping[str, Agent]) -> dict[str, dict[st
             raise ConfigError(where, "the format reward is made from faults", "Name the judge otherwise")
         if name != "shared" and not chosen.agents:
             raise ConfigError(where, "it judges nobody", f"Set {where}.agents")
+        if name == "shared" and chosen.agents:
+            raise ConfigError(f"{where}.agents", "it judges the final answers, whoever gives them", "Leave it out")
         _refuse_unknown(f"{where}.agents", chosen.agents, agents, "the system's agents")
         judge = _model_judge(chosen, is_verdict=name == "shared") if chosen.rule is None else _rule(chosen.rule, where)
         made[name] = dict.fromkeys(agents if name == "shared" else chosen.agents, judge)

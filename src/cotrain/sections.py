@@ -282,6 +282,10 @@ class JudgeConfig(Section):
     def _one_kind(self) -> JudgeConfig:
         if (self.rule is None) == (self.url is None):
             raise ValueError("set exactly one of rule and url")
+        unset = JudgeConfig.model_construct(rule=self.rule, agents=self.agents)
+        idle = [name for name, value in self if value != getattr(unset, name)]
+        if self.rule is not None and idle:
+            raise ValueError(f"{', '.join(idle)}: a rule asks no endpoint; leave it out, or set url in place of rule")
         return self
 
 
