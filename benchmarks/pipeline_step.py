@@ -22,8 +22,9 @@ import transformers
 
 from cotrain.assemble import load_cast, make_plan
 from cotrain.config import load_config
+from cotrain.curriculum import questions_of_step
 from cotrain.data.questions import load_set
-from cotrain.loops import judge, questions_of_step, rollouts, samples_by_model
+from cotrain.loops import judge, rollouts, samples_by_model
 from cotrain.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart" / "run.toml"

@@ -18,7 +18,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from cotrain import align
+from cotrain import align, losses
 from cotrain.align import Align
 from cotrain.config import RunConfig
 from cotrain.data.corpus import Corpus, fan_out
@@ -32,6 +32,7 @@ from cotrain.rewards import METRICS, at_least
 from cotrain.roster import Roster, System
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
 from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
+from cotrain.trainer import Trainer
 from cotrain.types import Agent, CreditRule, Metric, Passage
 
 SYSTEMS = {
@@ -39,6 +40,8 @@ SYSTEMS = {
     "deep_research": "cotrain.systems.deep_research:deep_research",
     "single_agent": "cotrain.systems.single_agent:single_agent",
 }
+
+GUARDS = {"truncate": losses.truncate, "mask": losses.mask}
 
 RULES: Mapping[str, Judge] = {"coverage": coverage}
 """The judges that a configuration may name as a rule."""
@@ -222,6 +225,30 @@ def load_cast(plan: Plan) -> Cast:
         for name, model in models.items()
     }
     return Cast(plan=plan, models=models, engines=engines)
+
+
+def make_trainer(plan: Plan, model: LoadedModel) -> Trainer:
+    """The trainer of one of a plan's models."""
+    config, guard = plan.config, plan.config.loss.guard
+    if guard == "auto":
+        guard = "truncate" if max_lag(config, model.name) else "none"
+    return Trainer(
+        model,
+        config.models[model.name],
+        config.loss,
+        total_steps=config.loop.steps,
+        tokens_per_pack=config.loop.tokens_per_pack,
+        updates_per_batch=config.loop.updates_per_batch,
+        max_bad_updates=config.loop.max_bad_updates,
+        temperatures={name: agent.sampling.temperature for name, agent in plan.agents.items()},
+        guard=GUARDS[guard](config.loss.guard_cap) if guard in GUARDS else None,
+    )
+
+
+def max_lag(config: RunConfig, model: str) -> int:
+    """How many versions behind the samples of a model may be."""
+    own = config.models[model].max_lag
+    return config.store.max_lag if own is None else own
 
 
 def load_system(config: RunConfig) -> System:

@@ -15,7 +15,8 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,21 +38,28 @@ def save_checkpoint(folder: Path, step: int, trainers: Mapping[str, Trainer], st
     Raises:
         TrainError: `state` holds something that JSON cannot.
     """
+    newest = latest(folder)
+    with unfinished(folder / f"step-{step:06d}") as target:
+        for name, trainer in trainers.items():
+            trainer.save(target / name, None if newest is None else newest / name)
+        write_json(target / "state.json", {**state, "step": step})
+    return folder / f"step-{step:06d}"
+
+
+@contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """A hidden folder to fill, which takes the place of `target` when the block ends without an error."""
+    folder = target.parent
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in [*folder.glob(f"{_UNFINISHED}*"), *folder.glob(f"{_REMOVED}*")]:
         shutil.rmtree(leftover)
-    target = folder / f"step-{step:06d}"
-    unfinished = folder / f"{_UNFINISHED}{target.name}"
-    unfinished.mkdir()
-    newest = latest(folder)
-    for name, trainer in trainers.items():
-        trainer.save(unfinished / name, None if newest is None else newest / name)
-    write_json(unfinished / "state.json", {**state, "step": step})
-    _flush(unfinished)
-    _remove(target)
-    unfinished.rename(target)
-    _flush_one(folder)
-    return target
+    hidden = folder / f"{_UNFINISHED}{target.name}"
+    hidden.mkdir()
+    yield hidden
+    flush(hidden)
+    remove(target)
+    hidden.rename(target)
+    flush_one(folder)
 
 
 def load_checkpoint(checkpoint: Path, trainers: Mapping[str, Trainer]) -> dict[str, object]:
@@ -101,7 +109,7 @@ def prune(folder: Path, keep_last: int, best: int | None = None) -> list[Path]:
     keep = {*sorted(finished)[-keep_last:], best} if keep_last else {best}
     removed = [path for step, path in sorted(finished.items()) if step not in keep]
     for path in removed:
-        _remove(path)
+        remove(path)
     return removed
 
 
@@ -207,7 +215,7 @@ def _finished(folder: Path) -> dict[int, Path]:
     return {int(path.name[5:]): path for path in paths}
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Hide before deleting: a half-deleted checkpoint must not pass for a whole one."""
     if path.exists():
         hidden = path.with_name(f"{_REMOVED}{path.name}")
@@ -215,13 +223,15 @@ def _remove(path: Path) -> None:
         shutil.rmtree(hidden)
 
 
-def _flush(folder: Path) -> None:
+def flush(folder: Path) -> None:
+    """Have the system write a folder and all in it to the disk."""
     for path in folder.rglob("*"):
-        _flush_one(path)
-    _flush_one(folder)
+        flush_one(path)
+    flush_one(folder)
 
 
-def _flush_one(path: Path) -> None:
+def flush_one(path: Path) -> None:
+    """Have the system write one file, or a folder's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

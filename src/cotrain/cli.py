@@ -1,4 +1,4 @@
-"""The command line: `cotrain train | eval | probe | ask | show | check | report | models | data | config`.
+"""The command line: `cotrain train | up | worker | trainer | eval | probe | ask | show | check | ...`.
 
 Each command parses, calls the library and prints. What a command prints goes to standard output, progress to standard
 error. An error that cotrain raises on purpose is shown in its three parts, without a traceback, with exit code 2.
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from cotrain.config import load_config
 from cotrain.errors import ConfigError, CotrainError, DataError
+from cotrain.processes import command as processes
 from cotrain.progress import display, metrics_line
 from cotrain.sections import WorldConfig
 
@@ -34,6 +35,8 @@ def _group(help: str) -> typer.Typer:
 
 commands = _group("Train a team of LLM agents together, end to end, with reinforcement learning.")
 models_app, data_app = _group("Models: list, fetch, export."), _group("Questions and passages: import, make, look.")
+for command in (processes.up, processes.begin, processes.worker, processes.trainer):
+    commands.command()(command)
 commands.add_typer(models_app, name="models")
 commands.add_typer(data_app, name="data")
 
@@ -76,12 +79,18 @@ def evaluate(
     on: Annotated[list[str] | None, typer.Option(help="A held-out set; repeat for several. Default: all.")] = None,
     checkpoint: Checkpoint = "latest",
     against: Annotated[str, typer.Option(help="A second checkpoint to compare with, the earlier one.")] = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Be the evaluator of a run of several processes.")] = False,
     settings: Settings = None,
 ) -> None:
     """Score a checkpoint on held-out questions.
 
     With --against, compare it with another one, question by question.
     """
+    if watch:
+        if on or against or settings or checkpoint != "latest":
+            raise ConfigError("eval --watch", "it evaluates as the run's configuration says", "Leave out the rest")
+        processes.watch(run)
+        return
     folder = run if run.is_dir() else None
     if against and folder is None:
         raise ConfigError(f"--against {against}", f"{run} is no run folder", "Name a run folder to compare checkpoints")

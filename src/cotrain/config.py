@@ -31,6 +31,7 @@ from cotrain.sections import (
     RewardConfig,
     SamplingConfig,
     Section,
+    StoreConfig,
     SystemConfig,
     ToolConfig,
     WarmupConfig,
@@ -71,6 +72,8 @@ class RunConfig(Section):
     """Supervised warm-up."""
     loop: LoopConfig = LoopConfig()
     """Loop and checkpoints."""
+    store: StoreConfig = StoreConfig()
+    """The store of a run of several processes."""
     eval: EvalConfig = EvalConfig()
     """Evaluation."""
 

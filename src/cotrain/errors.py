@@ -51,6 +51,14 @@ class TrainError(CotrainError):
     """An update that cannot be made, or a run that cannot be continued."""
 
 
+class StoreError(CotrainError):
+    """A shared store that cannot be reached, or that does not hold what it should."""
+
+
+class LeaseLost(StoreError):  # noqa: N818
+    """A lease that expired and that somebody else holds now: whoever held it stops what it was doing."""
+
+
 class ToolError(CotrainError):
     """A call that a tool refuses, such as a page that does not exist: the agent is told, and scored like any other."""
 

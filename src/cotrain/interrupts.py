@@ -1,4 +1,7 @@
-"""Ctrl-C as a request: a run ends after the step in progress, with a checkpoint; a second one interrupts at once."""
+"""Ctrl-C as a request: a run ends after the step in progress, with a checkpoint; a second one interrupts at once.
+
+A request to terminate (SIGTERM, as a cluster's scheduler sends it) counts as Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,12 @@ def interrupts() -> Iterator[Stop]:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        before = signal.signal(signal.SIGINT, on_signal)
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not in the main thread: whoever runs us there handles signals
         yield stop
         return
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,21 +7,25 @@ the CPU). Each phase is a function of its own over plain values; nothing here kn
 from __future__ import annotations
 
 import asyncio
-import random
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 from cotrain import advantages as adv
+from cotrain import runs
 from cotrain.assemble import Plan
 from cotrain.batch import make_samples
 from cotrain.engines.base import Cohort
 from cotrain.errors import InfrastructureError
-from cotrain.evaluate import Prediction
+from cotrain.evaluate import Prediction, eval_row
 from cotrain.judges import judged
 from cotrain.rewards import METRICS, credits, penalty, propagate, score
 from cotrain.roster import Roster
-from cotrain.runs import GroupRecord
+from cotrain.runs import GroupRecord, Metrics
 from cotrain.sampling import Job, fork, fork_on_first
 from cotrain.types import Group, Question, Sample
 
@@ -31,18 +35,6 @@ Progress = Callable[[str, int, int], None]
 
 def quiet(phase: str, done: int, total: int) -> None:
     """A `Progress` that says nothing."""
-
-
-def questions_of_step(questions: Sequence[Question], step: int, count: int, seed: int) -> list[Question]:
-    """The questions of step number `step` (from 1): `count` in a row from a seeded order, reshuffled each epoch.
-
-    A step lies within one epoch, so it never has a question twice; the few that are left over at an epoch's end have
-    their turn in others. A set of fewer than `count` questions is taken whole.
-    """
-    epoch, place = divmod(step - 1, max(1, len(questions) // count))
-    order = list(range(len(questions)))
-    random.Random(f"{seed}:{epoch}:order").shuffle(order)
-    return [questions[i] for i in order[place * count : (place + 1) * count]]
 
 
 async def rollouts(plan: Plan, roster: Roster, questions: Sequence[Question], step: int) -> list[Group]:
@@ -151,15 +143,12 @@ def team_metrics(plan: Plan, records: Sequence[GroupRecord], dropped: Mapping[st
 
 
 async def demonstrations(
-    plan: Plan, roster: Roster, questions: Sequence[Question]
+    plan: Plan, roster: Roster, questions: Sequence[Question], step: int = 0
 ) -> tuple[dict[str, list[Sample]], Mapping[str, int]]:
     """What the system's rules would say to each question, as samples by model; what was dropped, by reason."""
-    jobs = [
-        fork_on_first(
-            Job(system=plan.system, roster=roster, question=question, group_size=1, script=plan.system.demonstrate)
-        )
-        for question in questions
-    ]
+    job = Job(system=plan.system, roster=roster, question=questions[0], step=step, group_size=1)
+    job = replace(job, script=plan.system.demonstrate)
+    jobs = [fork_on_first(replace(job, question=question)) for question in questions]
     records = [
         GroupRecord(group=group, advantages={t.id: 1.0 for t in group.trajectories})
         for group in await asyncio.gather(*jobs)
@@ -221,3 +210,44 @@ def prediction(plan: Plan, group: Group) -> Prediction:
         credits={name: fmean(values) for name, values in of_agent.items() if values},
         type=str(group.question.meta.get("type") or ""),
     )
+
+
+async def evaluate(
+    plan: Plan,
+    held_out: Mapping[str, tuple[Sequence[Question], Roster]],
+    folder: Path,
+    step: int,
+    *,
+    suffix: str = "",
+    progress: Progress = quiet,
+) -> list[Metrics]:
+    """Greedy answers to every held-out question: the predictions are written, the scores with intervals returned."""
+    rows: list[Metrics] = []
+    for name, (questions, roster) in held_out.items():
+        times, label = Times(), name + suffix
+        with times("eval"):
+            predictions = await predict(plan, roster, questions, progress=progress, label=f"evaluating {label}")
+        runs.write_predictions(folder, step, label, predictions)
+        row = eval_row(step, label, predictions, plan.config.eval.bootstrap, plan.config.loop.seed)
+        rows.append({**row, **times.metrics()})
+    return rows
+
+
+class Times:
+    """Seconds spent by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count the time inside the `with` towards a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """The seconds by metric name."""
+        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}

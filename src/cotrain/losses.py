@@ -9,6 +9,7 @@ Shapes: N sampled tokens. Gradients flow through `logprobs_N` alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,25 @@ def clipped_surrogate(
     loss = -(coefficients_N * terms_N).sum()
     is_clipped_N = (clipped_N < plain_N).to(logprobs_N.dtype)
     return loss, Terms(ratio_N=ratio_N.detach(), clipped_N=is_clipped_N, kl_N=kl_N.detach())
+
+
+Guard = Callable[[Tensor], Tensor]
+"""log(pi_now / pi_sampled)_N of samples from older weights -> the weight of each token's advantage, 0 or more."""
+
+
+def truncate(cap: float) -> Guard:
+    """weight = min(rho, cap): truncated importance sampling (Espeholt et al., IMPALA, arXiv 1802.01561)."""
+    return lambda log_rho_N: log_rho_N.exp().clamp(max=cap)
+
+
+def mask(cap: float) -> Guard:
+    """weight = rho where 1 / cap <= rho <= cap, else 0: masked importance sampling."""
+
+    def guard(log_rho_N: Tensor) -> Tensor:
+        rho_N = log_rho_N.exp()
+        return torch.where((rho_N <= cap) & (rho_N >= 1.0 / cap), rho_N, torch.zeros_like(rho_N))
+
+    return guard
 
 
 def negative_log_likelihood(logprobs_N: Tensor, coefficients_N: Tensor) -> Tensor:

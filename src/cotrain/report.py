@@ -9,6 +9,7 @@ not there yet is said to be missing. It computes no metric of training; it draws
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -36,6 +37,16 @@ from cotrain.show import rollouts_of, shorten, visible
 from cotrain.types import Trajectory
 
 _EXAMPLES_PER_STEP = 2
+
+log = logging.getLogger(__name__)
+
+
+def try_report(folder: Path) -> None:
+    """Write the report; a page that cannot be drawn is no reason to lose a run."""
+    try:
+        write_report(folder)
+    except Exception as error:
+        log.warning("the report could not be written: %s: %s", type(error).__name__, error)
 
 
 def write_report(folder: Path) -> Path:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from cotrain.team import Team
 
 Script = Callable[[str, Question, Mapping[str, object]], str | None]
-"""(agent, question, prompt fields and the episode's `turns` so far) -> what it says; None: its engine samples."""
+"""(agent, question, fields) -> what it says; None: its engine samples. The fields are the prompt's, the episode's
+`turns` so far, and the warm-up `step`, by which a demonstration may vary."""
 
 
 class Renders(Extends, Protocol):

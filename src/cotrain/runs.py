@@ -6,13 +6,16 @@ last line cut short by a crash is ignored on reading and removed on resuming (`r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from cotrain.errors import DataError
+from cotrain.errors import DataError, TrainError
 from cotrain.evaluate import Prediction
 from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
 
@@ -62,6 +65,25 @@ def read_groups(folder: Path, step: int) -> list[GroupRecord]:
     return records
 
 
+def dump_record(record: GroupRecord, **more: object) -> bytes:
+    """A group and what else is known of it as compressed JSON, for the shared store."""
+    return zlib.compress(json.dumps({"record": asdict(record), **more}, ensure_ascii=False).encode())
+
+
+def load_record(data: bytes) -> tuple[GroupRecord, dict[str, object]]:
+    """What `dump_record` wrote.
+
+    Raises:
+        DataError: it is something else.
+    """
+    try:
+        more = json.loads(zlib.decompress(data))
+        line = more.pop("record")
+        return GroupRecord(**{**line, "group": _group(line["group"])}), more
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise DataError("a record in the store", f"not a group: {error!r}", "Do not use this store") from None
+
+
 def write_predictions(folder: Path, step: int, name: str, predictions: Sequence[Prediction]) -> None:
     """Write the predictions of one evaluation, replacing what was there."""
     _write_lines(predictions_path(folder, step, name), (asdict(p) for p in predictions))
@@ -101,6 +123,19 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets it go when the process ends, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TrainError(
+                f"run folder {folder}", "another process is training in it", "Wait for it to end, or stop it"
+            ) from None
+        yield
 
 
 def rewind(folder: Path, step: int, num_metrics: int) -> None:

@@ -74,6 +74,8 @@ class ModelConfig(Section):
     """Optimiser settings."""
     context: Positive | None = None
     """Largest number of tokens of prompt and completion; the model's own limit by default."""
+    max_lag: NonNegative | None = None
+    """How many versions behind its samples may be, in a run of several processes; `store.max_lag` by default."""
     seed: NonNegative = 0
     """Seed of random weights (tiny models, adapters)."""
 
@@ -345,6 +347,12 @@ class LossConfig(Section):
     """One ratio per token, or the geometric mean over a trajectory's tokens."""
     reduction: Literal["trajectory", "token"] = "trajectory"
     """Every trajectory counts alike, or every token."""
+    guard: Literal["auto", "none", "truncate", "mask"] = "auto"
+    """Importance weight of samples from older weights, rho = pi_now / pi_sampled per token: `truncate` multiplies by
+    min(rho, guard_cap), `mask` leaves out tokens with rho outside 1 / guard_cap .. guard_cap; `auto`: `truncate` where
+    samples may lag behind, else none. The ratio that is clipped is then the one against the weights before the step."""
+    guard_cap: Annotated[float, Field(gt=1)] = 2.0
+    """Bound of the guard."""
 
 
 class EngineConfig(Section):
@@ -352,8 +360,28 @@ class EngineConfig(Section):
 
     max_batch: Positive = 64
     """Most completions that are sampled at once."""
-    batching: Literal["step", "group", "continuous"] = "step"
-    """What fixes a batch's composition: the step or the group (both bit-reproducible), or arrival (for slow tools)."""
+    batching: Literal["auto", "step", "group", "continuous"] = "auto"
+    """What fixes a batch's composition: the step or the group (both bit-reproducible), or arrival (for slow tools).
+    `auto`: the step in a run of one process, the group in one of several, where a step is spread over workers."""
+
+
+class StoreConfig(Section):
+    """What the processes of a run share; a run in one process has none."""
+
+    url: str | None = None
+    """Where the store is: `env:NAME` or `file:PATH`, which hold a PostgreSQL address; by default a file of the run."""
+    run: str | None = None
+    """The run's name in a store of several runs; by default the name of its folder."""
+    max_lag: NonNegative = 0
+    """How many versions behind a sample may be; 0: the same losses as in one process."""
+    lease_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds after which the work of a process that died is given to another one."""
+    max_waiting_bytes: Positive = 2_000_000_000
+    """Workers wait while more than this waits for trainers."""
+    groups_per_worker: Positive = 1
+    """Groups that a worker makes at once; more keep an engine busy while tools are waited for."""
+    keep_groups: bool = True
+    """False: groups leave the store once they are trained on, saved and written to the run folder."""
 
 
 class ToolConfig(Section):

@@ -293,7 +293,8 @@ class Team:
         """What the script says in the agent's place, if there is one."""
         if self._script is None:
             return None
-        return self._script(work.role.name, self.question, {**work.fields, "turns": tuple(turns)})
+        so_far = {"turns": tuple(turns), "step": self._step}
+        return self._script(work.role.name, self.question, {**work.fields, **so_far})
 
     async def _complete(
         self, work: _Work, prompt_ids: tuple[int, ...], turn: int, most: int, said: str | None

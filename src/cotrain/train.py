@@ -8,43 +8,35 @@ CPU, because everything that is drawn is keyed by the seed and the step. An erro
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import logging
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cotrain import runs
-from cotrain.assemble import Cast, Plan, load_cast, make_plan
+from cotrain.assemble import Cast, Plan, load_cast, make_plan, make_trainer
 from cotrain.checkpoints import latest, load_checkpoint, prune, read_json, save_checkpoint
 from cotrain.config import RunConfig, dump_config, load_config
-from cotrain.data.corpus import Corpus
-from cotrain.data.questions import load_set
-from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
-from cotrain.evaluate import UNTRAINED, eval_row
+from cotrain.curriculum import Stage, questions_at, questions_of_step, read_held_out, read_stages, seat, stage_of
+from cotrain.errors import ConfigError, InfrastructureError, TrainError
+from cotrain.evaluate import UNTRAINED
 from cotrain.interrupts import Stop, interrupts
 from cotrain.loops import (
     Progress,
+    Times,
     demonstrations,
+    evaluate,
     judge,
-    predict,
-    questions_of_step,
     quiet,
     rollouts,
     samples_by_model,
     team_metrics,
 )
-from cotrain.report import write_report
+from cotrain.report import try_report
 from cotrain.roster import Roster
 from cotrain.runs import GroupRecord, Metrics
-from cotrain.sections import QuestionSet
 from cotrain.trainer import Trainer
 from cotrain.types import Question
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -78,19 +70,6 @@ class Run:
         most = self.config.loop.max_sampled
         return self.step >= self.config.loop.steps or (most is not None and self.sampled >= most)
 
-    def stage_of(self, step: int) -> Stage:
-        """The stage that a step (from 1) belongs to: the last one that has begun."""
-        return [stage for stage in self.stages if stage.after_step < step][-1]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the curriculum: its questions, and the roster whose searches go to its corpus."""
-
-    after_step: int
-    questions: Sequence[Question]
-    roster: Roster
-
 
 def train(
     config: RunConfig,
@@ -110,7 +89,7 @@ def train(
     """
     _check_folder(folder, config, resume)
     run = _prepare(config, folder, progress, on_metrics)
-    with _only_writer(folder), interrupts() as stop:
+    with runs.only_writer(folder), interrupts() as stop:
         runs.write_text(folder / "config.toml", dump_config(config))
         num_metrics = 0
         if resume and (checkpoint := latest(folder / "checkpoints")):
@@ -128,20 +107,7 @@ def train(
                 _save(run)
             raise
         finally:
-            _report(folder)
-
-
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets it go when the process ends, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainError(
-                f"run folder {folder}", "another process is training in it", "Wait for it to end, or stop it"
-            ) from None
-        yield
+            try_report(folder)
 
 
 def _best(value: object) -> tuple[int, float] | None:
@@ -155,6 +121,8 @@ def _best(value: object) -> tuple[int, float] | None:
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
     """Refuse a folder that holds another run, or something else."""
     written = folder / "config.toml"
+    if written.exists() and (folder / "weights").exists():
+        raise TrainError(f"run folder {folder}", "it holds a run of several processes", "Go on with `cotrain up`")
     if written.exists():
         if not resume:
             raise TrainError(f"run folder {folder}", "it holds a run already", "Add --resume, or choose another folder")
@@ -201,52 +169,19 @@ def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Ca
     if config.loop.steps and not any(agent.trainable for agent in plan.agents.values()):
         raise ConfigError("agents", "none of them is trained", "Set trainable = true for an agent and its model")
     progress("loading questions", 0, 1)
-    sets = [("data.train", 0, config.data.train)]
-    sets += [(f"data.stages.{i}", stage.after_step, stage) for i, stage in enumerate(config.data.stages)]
-    loaded = [(after, *_training_set(config, name, chosen)) for name, after, chosen in sets]
-    held_out = {name: load_set(chosen, config.corpus) for name, chosen in config.data.eval.items()}
+    read, held_out = read_stages(config), read_held_out(config)
     progress("loading models", 0, 1)
     cast = load_cast(plan)
-    temperatures = {name: agent.sampling.temperature for name, agent in plan.agents.items()}
-    trainers = {
-        name: Trainer(
-            model,
-            config.models[name],
-            config.loss,
-            total_steps=config.loop.steps,
-            tokens_per_pack=config.loop.tokens_per_pack,
-            updates_per_batch=config.loop.updates_per_batch,
-            max_bad_updates=config.loop.max_bad_updates,
-            temperatures=temperatures,
-        )
-        for name, model in cast.models.items()
-        if config.models[name].trainable
-    }
     return Run(
         folder=folder,
         plan=plan,
         cast=cast,
-        trainers=trainers,
-        stages=[Stage(after, questions, cast.roster(corpus)) for after, questions, corpus in loaded],
+        trainers={name: make_trainer(plan, model) for name, model in cast.models.items() if model.config.trainable},
+        stages=seat(cast, read),
         held_out={name: (chosen, cast.roster(pages)) for name, (chosen, pages) in held_out.items()},
         progress=progress,
         on_metrics=on_metrics,
     )
-
-
-def _training_set(config: RunConfig, name: str, chosen: QuestionSet) -> tuple[Sequence[Question], Corpus]:
-    """The questions and corpus of a training set that has enough of them for a step."""
-    questions, corpus = load_set(chosen, config.corpus)
-    if not questions:
-        raise DataError(name, "no questions are left after its filters", "Loosen split, ids or limit")
-    counts = {"sampling": config.sampling.questions_per_step}
-    if config.warmup.steps and name == "data.train":
-        counts["warmup"] = config.warmup.questions_per_step
-    for section, count in counts.items():
-        if count > len(questions):
-            found = f"{count}, but {name} has {len(questions)} questions"
-            raise ConfigError(f"{section}.questions_per_step", found, "Lower it, or give more questions")
-    return questions, corpus
 
 
 async def _train(run: Run, stop: Stop) -> None:
@@ -276,15 +211,13 @@ async def _train(run: Run, stop: Stop) -> None:
 
 async def _train_step(run: Run) -> None:
     """Rollouts of the next step's questions, and one update of each model from them."""
-    step, times = run.step + 1, _Times()
+    step, times = run.step + 1, Times()
     config = run.config
-    stage = run.stage_of(step)
-    count = config.sampling.questions_per_step
-    questions = questions_of_step(stage.questions, step - stage.after_step, count, config.loop.seed)
+    questions, roster = questions_at(run.stages, step, config), stage_of(run.stages, step).roster
     for name, trainer in run.trainers.items():
         run.cast.engines[name].version = trainer.version
     with times("rollout"):
-        groups = await rollouts(run.plan, stage.roster, questions, step)
+        groups = await rollouts(run.plan, roster, questions, step)
     if not any(group.trajectories for group in groups):
         raise InfrastructureError(f"step {step}", "not one rollout could be finished", "Mend what failed, then resume")
     try:
@@ -312,7 +245,7 @@ async def _warm_up(run: Run, stop: Stop) -> None:
         run.progress("warming up", step - 1, config.steps)
         questions = questions_of_step(run.stages[0].questions, step, config.questions_per_step, run.config.loop.seed)
         metrics: dict[str, float | int | str | None] = {"kind": "warmup", "step": 0, "warmup_step": step}
-        by_model, dropped = await demonstrations(run.plan, run.stages[0].roster, questions)
+        by_model, dropped = await demonstrations(run.plan, run.stages[0].roster, questions, step)
         metrics |= {f"dropped/{reason}": count for reason, count in sorted(dropped.items())}
         for name, samples in by_model.items():
             if name in run.trainers:
@@ -328,19 +261,13 @@ async def _warm_up(run: Run, stop: Stop) -> None:
 
 async def _evaluate(run: Run, suffix: str = "") -> None:
     """Greedy answers to every held-out question, with scores and intervals."""
-    for place, (name, (questions, roster)) in enumerate(run.held_out.items()):
-        times = _Times()
-        with times("eval"):
-            predictions = await predict(
-                run.plan, roster, questions, progress=run.progress, label=f"evaluating {name}{suffix}"
-            )
-        runs.write_predictions(run.folder, run.step, name + suffix, predictions)
-        row = eval_row(run.step, name + suffix, predictions, run.config.eval.bootstrap, run.config.loop.seed)
-        _tell(run, {**row, **times.metrics()})
-        reward = float(row["reward"])
+    rows = await evaluate(run.plan, run.held_out, run.folder, run.step, suffix=suffix, progress=run.progress)
+    for place, row in enumerate(rows):
+        _tell(run, row)
+        reward = float(str(row["reward"]))
         if place == 0 and not suffix and (run.best is None or reward > run.best[1]):
             run.best = (run.step, reward)
-    _report(run.folder)
+    try_report(run.folder)
 
 
 def _save(run: Run) -> None:
@@ -357,32 +284,6 @@ def _state(run: Run) -> dict[str, object]:
     return {**own, "num_metrics": len(runs.read_metrics(run.folder))}
 
 
-def _report(folder: Path) -> None:
-    """Write the report; a page that cannot be drawn is no reason to lose a run."""
-    try:
-        write_report(folder)
-    except Exception as error:
-        log.warning("the report could not be written: %s: %s", type(error).__name__, error)
-
-
 def _tell(run: Run, metrics: Metrics) -> None:
     runs.append_metrics(run.folder, metrics)
     run.on_metrics(metrics)
-
-
-class _Times:
-    """Seconds spent by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    def metrics(self) -> dict[str, float]:
-        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}

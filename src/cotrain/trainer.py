@@ -22,7 +22,7 @@ from torch import Tensor
 from cotrain import checkpoints
 from cotrain.batch import Pack, means_by_agent, pack
 from cotrain.errors import TrainError
-from cotrain.losses import Terms, clipped_surrogate, negative_log_likelihood
+from cotrain.losses import Guard, Terms, clipped_surrogate, negative_log_likelihood
 from cotrain.sections import LossConfig, ModelConfig, OptimizerConfig
 from cotrain.types import Sample
 
@@ -116,7 +116,9 @@ class Trainer:
     Trainable are all weights, or the adapters of a model that has them; of a model whose configuration says
     `trainable = false` nothing is, and update and warm-up leave it and its version alone. bfloat16 parameters get
     float32 master copies (`master_weights`): gradients are summed there over packs, and the optimiser steps there.
-    `temperatures`: agent name -> sampling temperature (default 1).
+    `temperatures`: agent name -> sampling temperature (default 1). With a `guard` the clipped ratio is the one against
+    the weights before the step, and what the sampling weights were corrects the advantages (decoupled PPO,
+    arXiv 2110.00641).
     """
 
     def __init__(
@@ -130,11 +132,12 @@ class Trainer:
         updates_per_batch: int = 1,
         max_bad_updates: int = 3,
         temperatures: Mapping[str, float] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.model, self.config, self.loss = model, config, loss
         self.total_steps, self.tokens_per_pack = total_steps, tokens_per_pack
         self.updates_per_batch, self.max_bad_updates = updates_per_batch, max_bad_updates
-        self.temperatures = dict(temperatures or {})
+        self.temperatures, self.guard = dict(temperatures or {}), guard
         self.version = 0
         self._rl_step = 0  # batches since the start of RL: the place in the learning-rate schedule
         self._bad_updates = 0
@@ -185,13 +188,18 @@ class Trainer:
         lr = lr_at(self._rl_step, self.config.optimizer, self.total_steps)
         packs = pack(samples, tokens_per_pack=self.tokens_per_pack, reduction=self.loss.reduction)
         references = [self._reference_logprobs(part) for part in packs]  # they do not move: once for all passes
+        before: dict[int, Tensor] = {}  # log-probs of each pack under the weights before the step: the first pass's
 
         def surrogate(index: int, part: Pack, logprobs_N: Tensor) -> tuple[Tensor, Terms]:
             device = logprobs_N.device
+            old_N, advantages_N = _tensor(part.old_logprobs_N, device), _tensor(part.advantages_N, device)
+            if self.guard is not None:
+                now_N = before.setdefault(index, logprobs_N.detach())
+                advantages_N, old_N = advantages_N * self.guard(now_N - old_N), now_N
             return clipped_surrogate(
                 logprobs_N,
-                _tensor(part.old_logprobs_N, device),
-                _tensor(part.advantages_N, device),
+                old_N,
+                advantages_N,
                 _tensor(part.coefficients_N, device),
                 clip_low=self.loss.clip_low,
                 clip_high=self.loss.clip_high,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cotrain.losses import clipped_surrogate, k3, negative_log_likelihood, trajectory_mean
+from cotrain.losses import clipped_surrogate, k3, mask, negative_log_likelihood, trajectory_mean, truncate
 from cotrain.sections import OptimizerConfig
 from cotrain.trainer import lr_at
 
@@ -145,3 +145,9 @@ def test_learning_rate_after_the_end_and_in_a_run_that_is_all_warmup() -> None:
     assert lr_at(9, linear, 8) == 0.0
     assert [lr_at(step, linear, 4) for step in range(4)] == pytest.approx([0.5, 1.0, 1.5, 2.0])
     assert lr_at(0, OptimizerConfig(lr=2.0), 1) == 2.0
+
+
+def test_guards_weigh_by_the_ratio_up_to_the_cap_or_leave_tokens_out():
+    log_rho = tensor([1.0, 1.5, 3.0, 0.5, 0.4], dtype=torch.float64).log()
+    assert truncate(2.0)(log_rho).tolist() == pytest.approx([1.0, 1.5, 2.0, 0.5, 0.4])
+    assert mask(2.0)(log_rho).tolist() == pytest.approx([1.0, 1.5, 0.0, 0.5, 0.0])

@@ -14,6 +14,7 @@ from peft import get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cotrain.errors import TrainError
+from cotrain.losses import mask, truncate
 from cotrain.sections import LoraConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.trainer import Trainer
 from cotrain.types import Sample
@@ -465,3 +466,37 @@ def test_a_save_of_something_else_is_refused(tmp_path):
         make("lora").load(tmp_path)
     with pytest.raises(TrainError, match="cannot be read"):
         make("lora").load(tmp_path / "nowhere")
+
+
+def one_token(rho):
+    """One sampled token whose recorded log-prob is what it was when it was `rho` times less likely than it is now."""
+    with torch.no_grad():
+        logits = UNTRAINED(torch.tensor([PROMPT])).logits[0, -1]
+    return sample("t", PROMPT, [7], 1.0, logprob=float(torch.log_softmax(logits, -1)[7]) - np.log(rho))
+
+
+@pytest.mark.parametrize(
+    ("rho", "guard", "term"),
+    [
+        (3.0, None, 1.2),  # clip(3, 0.8, 1.2)
+        (3.0, truncate(2.0), 2.0),  # ratio 1 against the weights before the step, advantage times min(3, 2)
+        (1.5, truncate(2.0), 1.5),
+        (0.25, truncate(2.0), 0.25),
+        (3.0, mask(2.0), 0.0),
+        (1.5, mask(2.0), 1.5),
+        (1.0, truncate(2.0), 1.0),
+    ],
+)
+def test_a_guard_takes_the_ratio_against_the_weights_before_the_step_and_weighs_the_advantage(rho, guard, term):
+    metrics = make(loss=LossConfig(beta=0.0), guard=guard).update([one_token(rho)])
+    assert metrics["model/base/loss"] == pytest.approx(-term, abs=1e-4)
+
+
+def test_later_passes_keep_the_weights_of_the_first_as_the_ones_before_the_step():
+    loss, samples = LossConfig(beta=0.0), [one_token(3.0)]
+    plain, guarded = (make(loss=loss, updates_per_batch=3, guard=g) for g in (None, truncate(2.0)))
+    on_policy = [replace(one_token(1.0), advantages=tuple(2.0 * a for a in one_token(1.0).advantages))]
+    plain.update(on_policy)  # the same objective: ratio 1 at first, advantage 2
+    guarded.update(samples)
+    for ours, theirs in zip(guarded.model.network.parameters(), plain.model.network.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

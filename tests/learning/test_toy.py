@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cotrain.advantages import group_relative
+from cotrain.curriculum import questions_of_step
 from cotrain.engines.local import LocalEngine
-from cotrain.loops import questions_of_step, samples_by_model, together
+from cotrain.loops import samples_by_model, together
 from cotrain.models import LoadedModel
 from cotrain.rewards import credits, propagate, score
 from cotrain.roster import Roster

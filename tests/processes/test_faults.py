@@ -15,9 +15,9 @@ from cotrain import runs
 from cotrain import train as training
 from cotrain.checkpoints import latest
 from cotrain.config import load_config
+from cotrain.curriculum import questions_of_step
 from cotrain.errors import ConfigError, InfrastructureError, TrainError
 from cotrain.evaluate import Prediction
-from cotrain.loops import questions_of_step
 from cotrain.rewards import METRICS
 from cotrain.trained import evaluate_run, find_checkpoint, use_checkpoint
 from cotrain.trainer import Trainer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import nn
 
@@ -39,8 +39,10 @@ class LocalEngine:
         max_batch: most completions that are sampled at once.
 
     Attributes:
-        version: how many updates the weights have had; the trainer sets it. A completion carries the version at which
-            it was admitted.
+        version: how many updates the weights have had; whoever changes them sets it. A completion carries the version
+            at which it was admitted.
+        reload: takes up newer weights where there are some, and says so; called where no completion is under way.
+            With `peek`, which only says whether there are some, continuous batching makes room for it.
         tokens_sampled, tokens_computed, time_s: tokens drawn, tokens that went through the network, time spent in
             steps; all since the engine was made.
     """
@@ -51,6 +53,8 @@ class LocalEngine:
         self.network, self.tokenizer, self.end_ids = network, tokenizer, end_ids
         self.context, self.max_batch = context, max_batch
         self.version = 0
+        self.reload: Callable[[], object] = _nothing_newer
+        self.peek: Callable[[], bool] = _nothing_newer
         self.tokens_sampled, self.tokens_computed, self.time_s = 0, 0, 0.0
         self._room: WaitingRoom[Row] = WaitingRoom(self._start)
         self._waves: deque[list[Row]] = deque()
@@ -96,11 +100,12 @@ class LocalEngine:
                 await self._drain(self._open)
 
     async def _drain(self, queue: deque[Row]) -> None:
-        """Sample until the queue and the batch are empty; the open queue stops admitting when a wave waits."""
+        """Sample until the queue and the batch are empty; the open queue gives way to waves and to newer weights."""
         batch = Batch(self.network, self.tokenizer, self.end_ids, self.max_batch, self.context)
         is_open = queue is self._open
         while True:
-            fresh = [] if is_open and self._waves else _take(queue, self.max_batch - len(batch.rows))
+            gives_way = is_open and (bool(self._waves) or (bool(batch.rows) and self.peek()))
+            fresh = [] if gives_way else _take(queue, self.max_batch - len(batch.rows))
             if not fresh and not batch.rows:
                 return
             try:
@@ -115,6 +120,8 @@ class LocalEngine:
             await asyncio.sleep(0)
 
     def _step(self, batch: Batch, fresh: list[Row]) -> list[Row]:
+        if not batch.rows:
+            self.reload()
         started, computed = time.perf_counter(), batch.tokens_computed
         for row in fresh:
             row.version = self.version
@@ -124,6 +131,10 @@ class LocalEngine:
         self.tokens_computed += batch.tokens_computed - computed
         self.time_s += time.perf_counter() - started
         return over
+
+
+def _nothing_newer() -> bool:
+    return False
 
 
 def _take(queue: deque[Row], count: int) -> list[Row]:
