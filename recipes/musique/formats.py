@@ -2,7 +2,7 @@
 
 The main agent hands the whole question to one researcher, or also a name that stands in it to a second one, and answers
 with the first finding that is one. A researcher searches for its task, visits a page of the list (one that the question
-needs, where it is listed), and reports the answer where the page holds it, else "unknown".
+needs, where it is listed), and reports the answer where the page holds it, else a name or number that the page has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from cotrain.rewards import accuracy
 from cotrain.systems.deep_research import deep_research
 
 NAME = re.compile(r"(?<!^)\b[A-Z][\w.'-]*(?: (?:of |the |de )?[A-Z][\w.'-]*)*")
-"""Words with capitals that do not begin the question."""
+"""Words with capitals that do not begin the text."""
+
+NUMBER = re.compile(r"\b\d[\d,.]*\b")
+"""Numbers and years."""
 
 
 def team(**settings: int) -> System:
@@ -26,21 +29,21 @@ def team(**settings: int) -> System:
 
 
 def demonstrate(agent: str, question: Question, fields: Mapping[str, object]) -> str | None:
-    """What either agent says."""
+    """What either agent says; drawn anew in each step of the warm-up."""
     turns = fields["turns"]
     assert isinstance(turns, tuple)
+    draw = random.Random(f"{fields['step']} {question.id} {fields.get('task')}")
     if agent == "researcher":
-        return looked_up(str(fields["task"]), question, turns)
+        return looked_up(str(fields["task"]), question, turns, draw)
     if turns:
         found = [call.result for call in turns[-1].calls if not call.is_error]
-        return "answer: " + next((finding for finding in found if finding != "unknown"), "unknown")
-    draw = random.Random(question.id)
+        return f"answer: {found[0]}" if found else "answer: unknown"
     names = NAME.findall(question.text)
     asked = [question.text, draw.choice(names)] if names and draw.random() < 0.5 else [question.text]
     return "\n".join(f"researcher: {task}" for task in asked)
 
 
-def looked_up(task: str, question: Question, turns: tuple[Turn, ...]) -> str:
+def looked_up(task: str, question: Question, turns: tuple[Turn, ...], draw: random.Random) -> str:
     """Search, visit a page of the list, report."""
     if not turns:
         return f"search: {task}"
@@ -50,4 +53,12 @@ def looked_up(task: str, question: Question, turns: tuple[Turn, ...]) -> str:
         if not listed:
             return "answer: unknown"
         return "visit: " + next((title for title in listed if title in question.supporting_titles), listed[0])
-    return "answer: " + next((gold for gold in question.answers if accuracy(result, (gold,))), "unknown")
+    held = [gold for gold in question.answers if accuracy(result, (gold,))]
+    return f"answer: {held[0] if held else guess(question.text, result, draw)}"
+
+
+def guess(question: str, page: str, draw: random.Random) -> str:
+    """A number where the question asks for one, else a name that the question does not hold."""
+    asks_number = re.match(r"(When|How (many|much|long|old)|In (what|which) year)\b", question)
+    found = NUMBER.findall(page) if asks_number else [name for name in NAME.findall(page) if name not in question]
+    return draw.choice(found) if found else "unknown"

@@ -32,18 +32,30 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
+AGENTS = ("main", "researcher")
+
+
+def cotrain(*arguments: str | Path) -> None:
+    """Run a command."""
+    subprocess.run([sys.executable, "-m", "cotrain.cli", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+
+
 def train(arm: str, seed: int) -> None:
     """Start a run, go on with it, or leave it."""
     folder = FOLDER / f"{arm}-{seed}"
     if is_finished(folder):
         return
     recipe = RECIPE / ("alone.toml" if arm == "alone" else "run.toml")
+    if arm == "alone" and not (FOLDER / "warm-alone/main/config.json").exists():
+        begun = FOLDER / "warmup-alone"
+        resume = ["--resume"] if (begun / "config.toml").exists() else []
+        cotrain("train", RECIPE / "alone-warmup.toml", "--out", begun, *resume)
+        cotrain("models", "export", begun, FOLDER / "warm-alone/main", "--model", "main")
     settings = (f"loop.seed={seed}", "loop.steps=1000", *ARMS[arm])  # the recipe's bound on tokens ends the run
     chosen = [part for setting in settings for part in ("--set", setting)]
     resume = ["--resume"] if (folder / "config.toml").exists() else []
-    command = [sys.executable, "-m", "cotrain.cli", "train", str(recipe), "--out", str(folder), *resume, *chosen]
     print(f"study: {arm}, seed {seed}", flush=True)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    cotrain("train", recipe, "--out", folder, *resume, *chosen)
 
 
 def rows(folder: Path) -> list[dict]:
@@ -59,11 +71,22 @@ def is_finished(folder: Path) -> bool:
     return bool(steps) and evaluated[-1:] == steps[-1:]
 
 
-def scores(arm: str, seed: int, *, last: bool) -> dict[str, float]:
-    """Question id -> exact match, before RL or after it."""
+def scores(arm: str, seed: int, what: str, *, last: bool) -> dict[str, float]:
+    """Question id -> exact match or an agent's credit, before RL or after it; without those that have none."""
     folder = FOLDER / f"{arm}-{seed}"
     step = rows(folder)[-1]["step"] if last else 0
-    return {p.question_id: p.em for p in read_predictions(folder, step, "dev")}
+    predictions = read_predictions(folder, step, "dev")
+    if what == "em":
+        return {p.question_id: p.em for p in predictions}
+    return {p.question_id: p.credits[what] for p in predictions if what in p.credits}
+
+
+def differences(before: list[dict[str, float]], after: list[dict[str, float]]) -> str:
+    """The paired difference over the seeds, with its interval, as text."""
+    mean, low, high = interval(
+        [np.array([a[id] - b[id] for id in b if id in a]) for b, a in zip(before, after, strict=True)]
+    )
+    return f"{mean:+.3f} ({low:+.3f} ... {high:+.3f})"
 
 
 def interval(differences: list[np.ndarray], seed: int = 0) -> tuple[float, float, float]:
@@ -74,27 +97,23 @@ def interval(differences: list[np.ndarray], seed: int = 0) -> tuple[float, float
     return float(np.mean([d.mean() for d in differences])), float(low), float(high)
 
 
-def table(seeds: list[int]) -> None:
-    """Print before, after and differences for each arm."""
-    print(f"{'arm':10} seeds  before  after   after - before              after - co")
-    for arm in ARMS:
+def table(seeds: list[int], arms: list[str]) -> None:
+    """Print before, after and differences for each arm: exact match, and the agents' credits under co-training."""
+    print(f"{'arm':10} {'score':18} seeds  before  after   after - before              after - co")
+    for arm in arms:
         done = [seed for seed in seeds if is_finished(FOLDER / f"{arm}-{seed}")]
-        if not done:
-            continue
-        before = [scores(arm, seed, last=False) for seed in done]
-        after = [scores(arm, seed, last=True) for seed in done]
-        gain = interval([np.array([a[i] - b[i] for i in b]) for b, a in zip(before, after, strict=True)])
-        co = [seed for seed in done if is_finished(FOLDER / f"co-{seed}")]
-        against = ""
-        if co and arm != "co":
-            pairs = [(scores("co", seed, last=True), scores(arm, seed, last=True)) for seed in co]
-            mean, low, high = interval([np.array([a[i] - c[i] for i in c]) for c, a in pairs])
-            against = f"{mean:+.3f} ({low:+.3f} ... {high:+.3f})"
-        means = [np.mean([np.mean(list(s.values())) for s in side]) for side in (before, after)]
-        print(
-            f"{arm:10} {len(done):5}  {means[0]:.3f}   {means[1]:.3f}   "
-            f"{gain[0]:+.3f} ({gain[1]:+.3f} ... {gain[2]:+.3f})   {against}"
-        )
+        for what in ("em", *AGENTS) if arm == "co" else ("em",):
+            if not done:
+                continue
+            before, after = ([scores(arm, seed, what, last=last) for seed in done] for last in (False, True))
+            against = ""
+            if arm != "co" and (both := [seed for seed in done if is_finished(FOLDER / f"co-{seed}")]):
+                co = [scores("co", seed, what, last=True) for seed in both]
+                against = differences(co, [scores(arm, seed, what, last=True) for seed in both])
+            means = [np.mean([np.mean(list(s.values())) for s in side]) for side in (before, after)]
+            name = "exact match" if what == "em" else f"credit {what}"
+            gain = differences(before, after)
+            print(f"{arm:10} {name:18} {len(done):5}  {means[0]:.3f}   {means[1]:.3f}   {gain:27} {against}")
 
 
 def main() -> None:
@@ -105,7 +124,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     chosen = parser.parse_args()
     if chosen.what == "table":
-        table(chosen.seeds)
+        table(chosen.seeds, chosen.arms)
         return
     for seed in chosen.seeds:
         for arm in chosen.arms:

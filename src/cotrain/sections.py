@@ -371,7 +371,7 @@ class StoreConfig(Section):
     url: str | None = None
     """Where the store is: `env:NAME` or `file:PATH`, which hold a PostgreSQL address; by default a file of the run."""
     run: str | None = None
-    """The run's name in a store of several runs; by default the name of its folder."""
+    """The run's name in a store of several runs; by default the name that its folder has in the beginning."""
     max_lag: NonNegative = 0
     """How many versions behind a sample may be; 0: the same losses as in one process."""
     lease_s: Annotated[float, Field(gt=0)] = 60.0

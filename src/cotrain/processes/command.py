@@ -86,7 +86,7 @@ def up(
 
     found(chosen, out)
     with interrupts() as stop:
-        supervise(out, chosen, workers, lambda: stop.asked)
+        supervise(out, load_config(out / "config.toml"), workers, lambda: stop.asked)
 
 
 @contextmanager

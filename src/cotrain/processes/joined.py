@@ -43,6 +43,9 @@ def found(config: RunConfig, folder: Path) -> None:
     _check(config)
     make_plan(config)
     written = folder / "config.toml"
+    known = load_config(written).store.run if written.exists() else None
+    name = config.store.run or known or run_name(config, folder)
+    config = config.model_copy(update={"store": config.store.model_copy(update={"run": name})})
     if folder.exists() and not written.exists() and any(folder.iterdir()):
         raise DataError(f"run folder {folder}", "it is not empty and holds no run", "Choose another folder")
     if written.exists() and not (folder / "weights").exists():
@@ -50,12 +53,23 @@ def found(config: RunConfig, folder: Path) -> None:
             f"run folder {folder}", "it holds a run of one process", "Resume it with `cotrain train --resume`"
         )
     (folder / "weights").mkdir(parents=True, exist_ok=True)
-    store = open_store(config.store.url, folder, config.store.run or folder.resolve().name)
+    store = store_of(config, folder)
     try:
         store.begin(terms(config, folder))
     finally:
         store.close()
     runs.write_text(written, dump_config(config))
+
+
+def store_of(config: RunConfig, folder: Path) -> Store:
+    """The run's store."""
+    chosen = config.store
+    return open_store(chosen.url, folder, run_name(config, folder), max_waiting_bytes=chosen.max_waiting_bytes)
+
+
+def run_name(config: RunConfig, folder: Path) -> str:
+    """The run's name in its store; what `found` wrote down stays when the folder moves."""
+    return config.store.run or (folder.resolve().name if config.store.url else "run")
 
 
 def terms(config: RunConfig, folder: Path) -> Terms:
@@ -64,7 +78,7 @@ def terms(config: RunConfig, folder: Path) -> Terms:
     kept = {"loop": loop, "eval": type(config.eval)(), "store": type(config.store)(), "engine": type(config.engine)()}
     models = {name: model.model_copy(update={"max_lag": None}) for name, model in config.models.items()}
     return Terms(
-        run=config.store.run or folder.resolve().name,
+        run=run_name(config, folder),
         config=dump_config(config.model_copy(update={**kept, "models": models})),
         steps=config.loop.steps,
         places=config.sampling.questions_per_step,
@@ -97,7 +111,7 @@ def joined(folder: Path, role: str, stopped: Callable[[], bool]) -> Iterator[Joi
     if config.engine.batching == "auto":
         engine = config.engine.model_copy(update={"batching": "group"})
         config = config.model_copy(update={"engine": engine})
-    store = open_store(config.store.url, folder, config.store.run or folder.resolve().name)
+    store = store_of(config, folder)
     store.terms()
     owner = f"{role}@{socket.gethostname()}:{os.getpid()}"
     try:

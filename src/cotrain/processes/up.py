@@ -25,10 +25,9 @@ from rich.text import Text
 from cotrain.config import RunConfig
 from cotrain.errors import TrainError
 from cotrain.processes.command import SUPERVISOR
-from cotrain.processes.joined import trained_models
+from cotrain.processes.joined import store_of, trained_models
 from cotrain.processes.table import look, status_line, status_table
 from cotrain.store.base import Store
-from cotrain.store.connect import open_store
 
 RESTARTS = 5
 """How often a process may be started again within the window."""
@@ -56,7 +55,7 @@ def supervise(folder: Path, config: RunConfig, workers: int, stopped: Callable[[
         TrainError: a process died too often; everything else was stopped first.
     """
     console = Console(stderr=True)
-    store = open_store(config.store.url, folder, config.store.run or folder.resolve().name)
+    store = store_of(config, folder)
     children = [_start(name, arguments, console) for name, arguments in _commands(folder, config, workers)]
     try:
         _keep_running(children, stopped, store, console)

@@ -18,7 +18,7 @@ from cotrain.store.sql import SqlStore
 _WHERE = "the store's url"
 
 
-def open_store(url: str | None, folder: Path, run: str) -> Store:
+def open_store(url: str | None, folder: Path, run: str, *, max_waiting_bytes: int = 2_000_000_000) -> Store:
     """The shared store of a run.
 
     Args:
@@ -26,6 +26,7 @@ def open_store(url: str | None, folder: Path, run: str) -> Store:
             or a file; or a URL without a password.
         folder: the run folder.
         run: the run's name among those in the database.
+        max_waiting_bytes: as `SqlStore`.
 
     Raises:
         ConfigError: the URL holds a password, cannot be found, or is of no database that cotrain knows.
@@ -33,8 +34,8 @@ def open_store(url: str | None, folder: Path, run: str) -> Store:
     """
     if url is None:
         folder.mkdir(parents=True, exist_ok=True)
-        return SqlStore(folder / "store.sqlite", run=run)
-    return SqlStore(_resolve(url), run=run)
+        return SqlStore(folder / "store.sqlite", run=run, max_waiting_bytes=max_waiting_bytes)
+    return SqlStore(_resolve(url), run=run, max_waiting_bytes=max_waiting_bytes)
 
 
 def _resolve(url: str) -> URL:
