@@ -35,7 +35,7 @@ def _group(help: str) -> typer.Typer:
 
 commands = _group("Train a team of LLM agents together, end to end, with reinforcement learning.")
 models_app, data_app = _group("Models: list, fetch, export."), _group("Questions and passages: import, make, look.")
-for command in (processes.up, processes.begin, processes.worker, processes.trainer):
+for command in (processes.up, processes.begin, processes.worker, processes.trainer, processes.audit):
     commands.command()(command)
 commands.add_typer(models_app, name="models")
 commands.add_typer(data_app, name="data")

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
+from cotrain.checkpoints import flush_one
 from cotrain.errors import DataError, TrainError
 from cotrain.evaluate import Prediction
 from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
@@ -109,6 +111,7 @@ def append_metrics(folder: Path, metrics: Metrics) -> None:
     """Add one line to `metrics.jsonl`."""
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(metrics) + "\n")
+        _to_disk(file)
 
 
 def read_metrics(folder: Path) -> list[Metrics]:
@@ -154,7 +157,15 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        _to_disk(file)
     os.replace(partial, path)
+    flush_one(path.parent)
+
+
+def _to_disk(file: TextIO) -> None:
+    """What a checkpoint or the shared store says was written must survive a loss of power as they do."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict]]:  # type: ignore[type-arg]

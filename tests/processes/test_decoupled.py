@@ -124,7 +124,7 @@ def address(kind: str, request, monkeypatch) -> list[str]:
     """The settings that choose a store; PostgreSQL's address is in the environment alone."""
     if kind == "sqlite":
         return []
-    monkeypatch.setenv("COTRAIN_STORE", request.getfixturevalue("postgres").database())
+    monkeypatch.setenv("COTRAIN_STORE", request.getfixturevalue("postgres").place())
     return ["--set", "store.url=env:COTRAIN_STORE"]
 
 

@@ -70,6 +70,23 @@ def begin(
         print(f"  cotrain {arguments}")
 
 
+def audit(run: RunFolder) -> None:
+    """Prove from the store's own records that every group was trained exactly once, by weights that were new enough.
+
+    For a run that is at rest. Ends with code 1 and names what is wrong, if anything is.
+    """
+    from cotrain.store.audit import audit as problems_of
+
+    with _process(run, "audit") as joined:
+        problems = problems_of(joined.store)
+        status = joined.store.status()
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+    print(f"{run}: sound, {min(status.heads.values())} steps of {len(status.heads)} models")
+
+
 def up(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; none: the one in --out, to go on.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/latest"),

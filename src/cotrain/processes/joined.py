@@ -13,7 +13,7 @@ from pathlib import Path
 from cotrain import runs
 from cotrain.assemble import Plan, make_plan, max_lag
 from cotrain.config import RunConfig, dump_config, load_config
-from cotrain.errors import ConfigError, DataError, LeaseLost
+from cotrain.errors import ConfigError, DataError, StoreError
 from cotrain.store.base import Store, Terms
 from cotrain.store.connect import open_store
 
@@ -129,7 +129,7 @@ def held(renew: Callable[[], None], lease_s: float) -> Iterator[None]:
         while not over.wait(lease_s / 3):
             try:
                 renew()
-            except LeaseLost:
+            except StoreError:  # a lost lease, or a store that is away: whoever commits next is told
                 return
 
     thread = threading.Thread(target=keep, daemon=True)

@@ -6,8 +6,9 @@ order of the places, and publishes the weights that came of them; the publicatio
 transaction. Versions are counted in RL steps: step 0 is the weights before RL, step s those after update s.
 
 Guarantees of every implementation (tests/contracts/test_store.py): a group is visible to trainers whole or not at all;
-a put or a publication that is repeated changes nothing; an expired lease can be taken over and its old holder can no
-longer write; no published step is ever replaced by another one's number; what was committed survives a power loss.
+a put or a publication that is repeated changes nothing; an expired lease can be taken over: then a trainer's old holder
+can no longer publish, and of two workers the first to finish counts; no published step is ever replaced by another
+one's number; what was committed survives a power loss.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class Event:
 class Status:
     """One look at the run: for the live table, and for whoever waits.
 
-    `heads`: trained model -> the newest published step (-1 before step 0). `finished`: model -> steps whose groups are
-    all there. `backlog`: model -> parts that wait for it. `leased`: groups being made. `sampled`: tokens of all
-    finished groups. `last_step`: the step after which the run ends. `saved`: model -> step of its newest checkpoint.
-    `written`: the last step that is in the run folder, evaluations included.
+    `heads`: trained model -> the newest published step (-1 before step 0). `saved`: model -> step of its newest
+    checkpoint. `backlog`: model -> parts that wait for it. `complete`: the last step up to which all groups are there.
+    `leased`: groups being made. `sampled`: tokens of all finished groups. `last_step`: the step after which the run
+    ends. `written`: the last step that is in the run folder, evaluations included.
     """
 
     heads: Mapping[str, int]
@@ -124,8 +125,9 @@ class Store(Protocol):
     def claim(self, owner: str, lease_s: float) -> Task | None:
         """Lease the next group: the first expired one, else the first that nobody began, in the order (step, place).
 
-        A group of step s is handed out only while every model has published step s - 1 - max_lag or later, the run has
-        not ended before s, and the parts that wait do not exceed the store's bound. None: nothing to do at present.
+        A group of step s is handed out only while every model has published step 0 and step s - 1 - max_lag or later,
+        the run has not ended before s, and the parts that wait do not exceed the store's bound (groups of the step that
+        the slowest trainer makes next always are). None: nothing to do at present.
         """
 
     def renew(self, task: Task, lease_s: float) -> None:
@@ -185,7 +187,7 @@ class Store(Protocol):
 
         Raises:
             LeaseLost: the owner does not lead the model.
-            StoreError: the step is not the next one.
+            StoreError: the step is not the next one, is after the end, or misses groups.
         """
 
     def weights(self, model: str, step: int | None = None) -> Weights | None:

@@ -47,7 +47,9 @@ class Rows:
         """
         query = select(tables.runs).where(self.mine(tables.runs))
         row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-        return row if row is not None else self.refuse("the run", "was not begun here", "Begin it, or name another")
+        if row is None:
+            raise StoreError(self.where, "it was not begun here", "Begin it, or name another")
+        return row
 
     def create(self, connection: Connection, terms: Terms) -> None:
         """Write the rows of a run that begins."""
