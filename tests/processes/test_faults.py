@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from cotrain import runs
+from cotrain import loops, report, runs
 from cotrain import train as training
 from cotrain.checkpoints import latest
 from cotrain.config import load_config
@@ -120,7 +120,7 @@ def test_a_report_that_cannot_be_drawn_does_not_end_the_run(tmp_path, unbroken, 
     def breaks(folder):
         raise ZeroDivisionError("no chart")
 
-    monkeypatch.setattr(training, "write_report", breaks)
+    monkeypatch.setattr(report, "write_report", breaks)
     with caplog.at_level(logging.WARNING):
         training.train(config_of(), tmp_path / "run")
     assert_same_end(tmp_path / "run", unbroken)
@@ -134,7 +134,7 @@ def test_the_best_step_is_kept_also_between_checkpoints(tmp_path, monkeypatch):
         reward = next(rewards)
         return [Prediction(question_id="q", answer="", golds=("a",), em=0, f1=0, accuracy=0, reward=reward)]
 
-    monkeypatch.setattr(training, "predict", predict)
+    monkeypatch.setattr(loops, "predict", predict)
     folder = tmp_path / "run"
     training.train(config_of("eval.every=1", "loop.keep_last=1"), folder)
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000001", "step-000004"]
@@ -215,7 +215,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_run_can_be_resumed(tmp_path, unbro
 def test_a_second_process_in_the_same_folder_is_refused(unbroken):
     before = (unbroken / "metrics.jsonl").read_bytes()
     with (
-        training._only_writer(unbroken),
+        runs.only_writer(unbroken),
         pytest.raises(TrainError, match="another process is training in it"),
     ):
         training.train(config_of(), unbroken, resume=True)

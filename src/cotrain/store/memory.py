@@ -286,7 +286,7 @@ class MemoryStore:
     def _look(self) -> Run:
         """The run; it counts as this thread's look at it."""
         if self._begun is None:
-            raise StoreError(f"the run of {self._where}", "was not begun here", "Begin it, or name another")
+            raise StoreError(self._where, "it was not begun here", "Begin it, or name another")
         mark = self._mark()
         if not mark[1]:
             mark[:] = [self._begun.changes, 1]
