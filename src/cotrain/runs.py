@@ -120,6 +120,21 @@ def read_metrics(folder: Path) -> list[Metrics]:
     return [line for _, line in _read_lines(path)] if path.exists() else []
 
 
+def last_train_row(folder: Path, most_bytes: int = 1 << 16) -> Metrics:
+    """The newest step's metrics, read from the end of the file; empty where there is none yet."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - most_bytes))
+        lines = file.read().decode("utf-8", errors="replace").split("\n")[:-1]
+    for line in reversed(lines):
+        if line.startswith('{"kind": "train"'):
+            row: Metrics = json.loads(line)
+            return row
+    return {}
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file that is whole or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)

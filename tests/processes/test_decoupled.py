@@ -98,7 +98,8 @@ def unbroken(config) -> Path:
 def history(folder: Path) -> list[dict]:
     """Metrics of RL and of evaluations, but for times and what only several processes have."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    extra = ("time/", "model/first/lag_max", "model/second/lag_max", "model/first/stale", "model/second/stale")
+    own = ("lag_max", "samples", "stale")
+    extra = ("time/", *(f"model/{model}/{what}" for model in ("first", "second") for what in own))
     return [
         {key: value for key, value in row.items() if not key.startswith(extra)}
         for row in rows

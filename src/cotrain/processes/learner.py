@@ -79,10 +79,10 @@ def _learn(joined: Joined, model: str) -> None:
     trainer, state = _resume(joined, model, folder)
     if state is None:
         return
-    step = int(str(state["step"]))
+    step, saved = int(str(state["step"])), True
     _publish(joined, trainer, step, state, saved=True)
     log.info("ready at step %d", step)
-    while not joined.stopped() and step < (status := store.status()).last_step:
+    while not joined.stopped() and step < store.status().last_step:
         times = Times()
         with times("wait"):
             parts = _await_parts(joined, model, step + 1)
@@ -93,17 +93,27 @@ def _learn(joined: Joined, model: str) -> None:
         samples, dropped = fresh(parts, newest - max_lag(config, model))
         with times("update"):
             metrics = trainer.update(samples)
-        lags = [
-            config.warmup.steps + step - 1 - v for s in samples for v, m in zip(s.versions, s.mask, strict=True) if m
-        ]
-        metrics |= {f"model/{model}/lag_max": max(lags, default=0), f"model/{model}/stale": len(dropped)}
+        metrics |= {
+            f"model/{model}/lag_max": newest - min(_versions(samples), default=newest),
+            f"model/{model}/samples": len(samples),
+            f"model/{model}/stale": len(dropped),
+        }
         state = {"warmed": config.warmup.steps, "metrics": metrics | times.metrics(), "dropped": dropped}
-        saved = joined.stopped() or step >= status.last_step or step % config.loop.checkpoint_every == 0
-        if saved:
-            save_checkpoint(folder, step, {model: trainer}, state)
-            prune(folder, config.loop.keep_last)
-        _publish(joined, trainer, step, state, saved=saved)
+        saved = step % config.loop.checkpoint_every == 0
+        _keep(joined, trainer, folder, step, state, saved=saved)
         log.info("step %d: %d samples, loss %s", step, len(samples), metrics.get(f"model/{model}/loss", "none"))
+    if not saved:
+        _keep(joined, trainer, folder, step, state, saved=True)
+
+
+def _keep(
+    joined: Joined, trainer: Trainer, folder: Path, step: int, state: Mapping[str, object], *, saved: bool
+) -> None:
+    """Write a checkpoint of the step, if it shall be `saved`, and publish its weights."""
+    if saved:
+        save_checkpoint(folder, step, {trainer.model.name: trainer}, state)
+        prune(folder, joined.config.loop.keep_last)
+    _publish(joined, trainer, step, state, saved=saved)
 
 
 def _await_parts(joined: Joined, model: str, step: int) -> list[Part] | None:

@@ -58,7 +58,7 @@ def supervise(folder: Path, config: RunConfig, workers: int, stopped: Callable[[
     store = store_of(config, folder)
     children = [_start(name, arguments, console) for name, arguments in _commands(folder, config, workers)]
     try:
-        _keep_running(children, stopped, store, console)
+        _keep_running(children, stopped, store, folder, console)
     finally:
         _stop_all(children)
         store.close()
@@ -98,8 +98,9 @@ def _relay(child: Child, console: Console) -> None:
         console.print(Text(f"{child.name:>12} | {line.rstrip()}"), soft_wrap=True)
 
 
-def _keep_running(children: list[Child], stopped: Callable[[], bool], store: Store, console: Console) -> None:
-    first = last = look(store, time.monotonic())
+def _keep_running(
+    children: list[Child], stopped: Callable[[], bool], store: Store, folder: Path, console: Console
+) -> None:
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         next_line = time.monotonic() + 30.0
         while not stopped():
@@ -109,11 +110,10 @@ def _keep_running(children: list[Child], stopped: Callable[[], bool], store: Sto
                     children[place] = _again(child, code, console, store)
             if all(child.process.poll() == 0 for child in children):
                 return
-            last = look(store, time.monotonic())
             if console.is_terminal:
-                live.update(status_table(first, last))
+                live.update(status_table(look(store, folder)))
             elif time.monotonic() >= next_line:
-                console.print(Text(status_line(first, last)), soft_wrap=True)
+                console.print(Text(status_line(look(store, folder))), soft_wrap=True)
                 next_line += 30.0
             time.sleep(TICK_S)
 

@@ -59,14 +59,18 @@ async def _watch(followers: Sequence[Follower]) -> None:
 async def _lane(joined: Joined, stages: Sequence[Stage], followers: Sequence[Follower]) -> None:
     """One group after the other."""
     store, config, empty = joined.store, joined.config, 0
+    began, waited = time.perf_counter(), 0.0
     while not joined.stopped() and not store.status().is_over:
         task = store.claim(joined.owner, config.store.lease_s)
         if task is None:
+            before = time.perf_counter()
             await asyncio.to_thread(store.wait, PATIENCE_S)
+            waited += time.perf_counter() - before
             continue
         for follower in followers:
             follower.look()
         empty = 0 if await _make(joined, task, stages) else empty + 1
+        log.info("busy %.0f%% of the time", 100 * (1 - waited / (time.perf_counter() - began)))
         if empty == config.sampling.questions_per_step:
             found = f"not one rollout could be finished in {empty} groups in a row"
             raise InfrastructureError(f"step {task.step}", found, "Mend what failed, then start the worker again")
