@@ -33,39 +33,16 @@ from pathlib import Path
 sys.path.extend([str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")])
 
 from chaos_strikes import MEND_S, MODELS, UNBROKEN_S, Crew, Strike, call, draw_strikes, last_line, launch, strike
-from safetensors.numpy import load_file
 
 from cotrain.config import load_config
+from cotrain.processes.joined import store_of
 from cotrain.store.audit import audit
 from cotrain.store.base import Store
-from cotrain.store.connect import open_store
+from support_processes import differences
 from support_store import Server, throw_away_postgres
 
 STEPS = 5
-SYSTEM = """
-from cotrain import Agent, SamplingParams, System
-
-
-def toy():
-    async def run(team, question):
-        scout = await team.ask("scout", question=question.text, check=lambda output: [] if output else ["empty"])
-        return await team.ask("speaker", question=question.text, said=scout.output, reads=[scout])
-
-    few = SamplingParams(max_tokens=6)
-    return System(
-        run=run,
-        agents=(
-            Agent(name="scout", model="first", prompt="{question}", sampling=few),
-            Agent(name="speaker", model="second", prompt="{said} {question}", sampling=few),
-        ),
-        penalties={"scout": -0.1},
-        demonstrate=lambda agent, question, fields: question.answers[0],
-    )
-
-
-def vowels(answer, golds):
-    return sum(c in "aeiou" for c in answer.lower()) / max(1, len(answer))
-"""
+TOY = Path(__file__).parents[1] / "tests" / "toy.py"
 CONFIG = f"""
 [models.first]
 path = "tiny-llama"
@@ -75,9 +52,9 @@ path = "tiny-qwen3"
 lora = {{ rank = 4 }}
 optimizer = {{ lr = 3e-3 }}
 [system]
-name = "system.py:toy"
+name = "{TOY}:two_models"
 [rewards]
-metric = "system.py:vowels"
+metric = "{TOY}:vowels"
 [data.train]
 split = "train"
 [data.eval.dev]
@@ -119,10 +96,9 @@ class Outcome:
 
 
 def write_toy(folder: Path) -> Path:
-    """The configuration of the run, beside its system."""
-    (folder / "system.py").write_text(SYSTEM)
+    """The configuration of the run."""
     path = folder / "run.toml"
-    path.write_text(CONFIG.replace("system.py", str(folder / "system.py")))
+    path.write_text(CONFIG)
     return path
 
 
@@ -181,7 +157,7 @@ def run_struck(
 def check(folder: Path, unbroken: Path, outcome: Outcome) -> list[str]:
     """What is wrong with a run that ended; what the store holds is written beside it, to look at later."""
     config = load_config(folder / "config.toml")
-    store = open_store(config.store.url, folder, folder.name)
+    store = store_of(config, folder)
     try:
         problems = _records(store, folder)
         if not problems and outcome.max_lag == 0:
@@ -216,35 +192,6 @@ def train_again(folder: Path) -> list[str]:
     logs = {name: folder.parent / f"{name}-again.log" for name in MODELS}
     found = {name: launch(["trainer", str(folder), "--model", name], log) for name, log in logs.items()}
     return [f"trainer of {name}, again: {last_line(logs[name])}" for name, process in found.items() if process.wait()]
-
-
-def differences(folder: Path, other: Path) -> list[str]:
-    """Where a run folder is not that of the unbroken run: metrics but for times, groups, predictions, weights."""
-    found = [] if history(folder) == history(other) else ["metrics.jsonl: other metrics than those of the unbroken run"]
-    for kind in ("groups", "eval"):
-        ours, theirs = ({path.name: path.read_bytes() for path in (f / kind).glob("*")} for f in (folder, other))
-        names = sorted({*ours, *theirs})
-        found += [f"{kind}/{name}: not as in the unbroken run" for name in names if ours.get(name) != theirs.get(name)]
-    for model in MODELS:
-        name = Path("checkpoints") / f"step-{STEPS:06d}" / model / "weights.safetensors"
-        if not (folder / name).exists():
-            found.append(f"{name}: missing")
-            continue
-        ours, theirs = load_file(folder / name), load_file(other / name)
-        if ours.keys() != theirs.keys() or any(ours[key].tobytes() != theirs[key].tobytes() for key in ours):
-            found.append(f"{name}: other weights than those of the unbroken run")
-    return found
-
-
-def history(folder: Path) -> list[dict[str, object]]:
-    """Metrics of RL and of evaluations, but for times and what only several processes have."""
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    extra = ("time/", *(f"model/{model}/{what}" for model in MODELS for what in ("lag_max", "stale")))
-    return [
-        {key: value for key, value in row.items() if not key.startswith(extra)}
-        for row in rows
-        if row["kind"] != "warmup"
-    ]
 
 
 @contextmanager

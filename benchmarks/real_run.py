@@ -17,31 +17,26 @@ import sys
 import time
 from pathlib import Path
 
+from cotrain.config import load_config
 from cotrain.errors import StoreError
+from cotrain.processes.joined import store_of
 from cotrain.store.base import Store
-from cotrain.store.connect import open_store
 
-TESTS = Path(__file__).parents[1] / "tests"
+TOY = Path(__file__).parents[1] / "tests" / "toy.py"
 LOOK_S = 0.05
-SYSTEM = """
-from dataclasses import replace
-from cotrain import SamplingParams
-from toy import toy as one, vowels
-
-def toy():
-    system, many = one(), SamplingParams(max_tokens=8)
-    agents = zip(system.agents, ("first", "second"), strict=True)
-    return replace(system, agents=tuple(replace(agent, model=model, sampling=many) for agent, model in agents))
-"""
 CONFIG = """
 [models.first]
 path = "tiny-llama"
 [models.second]
 path = "tiny-qwen3"
 [system]
-name = "{system}:toy"
+name = "{toy}:two_models"
+[agents.scout]
+max_tokens = 8
+[agents.speaker]
+max_tokens = 8
 [rewards]
-metric = "{system}:vowels"
+metric = "{toy}:vowels"
 [data.train]
 split = "train"
 [data.eval.dev]
@@ -63,10 +58,8 @@ max_lag = {max_lag}
 def write_config(folder: Path, **numbers: int) -> Path:
     """The toy's files beside the run folder; where its configuration is."""
     folder.mkdir(parents=True, exist_ok=True)
-    system = folder.resolve() / "two_models.py"
-    system.write_text(SYSTEM)
     path = folder / "run.toml"
-    path.write_text(CONFIG.format(system=system, **numbers))
+    path.write_text(CONFIG.format(toy=TOY, **numbers))
     return path
 
 
@@ -106,18 +99,17 @@ def main() -> None:
         steps=chosen.steps,
         max_lag=chosen.max_lag,
     )
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "cotrain.cli", "up", str(config), "--out", str(chosen.out)]
     process = subprocess.Popen(
         [*command, "--workers", str(chosen.workers)],
-        env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths},
+        env={"OMP_NUM_THREADS": "1", **os.environ},
     )
     try:
         while not (chosen.out / "config.toml").exists():
             if process.poll() is not None:
                 raise StoreError(f"run {chosen.out}", "it did not begin", "Read what it said above")
             time.sleep(LOOK_S)
-        store = open_store(None, chosen.out, chosen.out.resolve().name)
+        store = store_of(load_config(chosen.out / "config.toml"), chosen.out)
         commits = watch(process, store)
         store.close()
     finally:

@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 
 from cotrain.config import load_config
 from cotrain.errors import DataError
+from cotrain.processes.joined import store_of
 from cotrain.runs import load_record
 from cotrain.simulate import Outcome, Setup, Span, Times, simulate
 from cotrain.store.base import Store
-from cotrain.store.connect import open_store
 
 SEEDS = 40
 Step = tuple[str, int]
@@ -85,7 +85,7 @@ def recorded(folder: Path) -> Recorded:
         DataError: its groups are not all there.
     """
     config = load_config(folder / "config.toml")
-    store = open_store(config.store.url, folder, config.store.run or folder.resolve().name)
+    store = store_of(config, folder)
     try:
         return read(folder, store)
     finally:
@@ -101,8 +101,8 @@ def read(folder: Path, store: Store) -> Recorded:
         if kept is None:
             raise DataError(f"run {folder}", f"the groups of step {step} were removed", "Set store.keep_groups = true")
         for place, data in enumerate(kept):
-            _, more = load_record(data)
-            groups.append(Made(key=(step, place), seconds=float(str(more["time_s"])), worker=str(more["worker"])))
+            made = load_record(data)
+            groups.append(Made(key=(step, place), seconds=made.time_s, worker=made.worker))
     metrics = {(model, step): dict(store.metrics(model, step) or {}) for model in models for step in steps}
     old = [(int(row["step"] or 0), row["oldest"]) for row in store.ledger() if row["state"] == "trained"]
     first = {weights.step: weights.version for model in models if (weights := store.weights(model, 0)) is not None}

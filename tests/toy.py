@@ -1,5 +1,7 @@
 """A two-agent toy whose runs take seconds: a scout and a speaker, each of a few tokens."""
 
+from dataclasses import replace
+
 from cotrain import Agent, Question, SamplingParams, System, Team, Trajectory
 
 
@@ -18,6 +20,13 @@ def toy() -> System:
         penalties={"scout": -0.1},
         demonstrate=lambda agent, question, fields: question.answers[0],
     )
+
+
+def two_models() -> System:
+    """The toy with a model for each agent, `first` and `second`."""
+    system = toy()
+    agents = zip(system.agents, ("first", "second"), strict=True)
+    return replace(system, agents=tuple(replace(agent, model=model) for agent, model in agents))
 
 
 def vowels(answer: str, golds: tuple[str, ...]) -> float:

@@ -245,6 +245,11 @@ def make_trainer(plan: Plan, model: LoadedModel) -> Trainer:
     )
 
 
+def trained_models(config: RunConfig) -> list[str]:
+    """The models that have a trainer."""
+    return [name for name, model in config.models.items() if model.trainable]
+
+
 def max_lag(config: RunConfig, model: str) -> int:
     """How many versions behind the samples of a model may be."""
     own = config.models[model].max_lag

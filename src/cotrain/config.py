@@ -169,6 +169,12 @@ def dump_config(config: RunConfig) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
+def lasting(config: RunConfig) -> RunConfig:
+    """The configuration with what may change when a run goes on set to fixed values: its length, checkpoints, evals."""
+    loop = config.loop.model_copy(update={"steps": 0, "max_sampled": None, "checkpoint_every": 1, "keep_last": 1})
+    return config.model_copy(update={"loop": loop, "eval": EvalConfig()})
+
+
 def _dump_section(values: Mapping[str, object], prefix: str, lines: list[str]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
     if prefix and (plain or not values):

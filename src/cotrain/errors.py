@@ -55,7 +55,7 @@ class StoreError(CotrainError):
     """A shared store that cannot be reached, or that does not hold what it should."""
 
 
-class LeaseLost(StoreError):  # noqa: N818
+class LeaseLostError(StoreError):
     """A lease that expired and that somebody else holds now: whoever held it stops what it was doing."""
 
 

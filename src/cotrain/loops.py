@@ -19,6 +19,7 @@ from cotrain import advantages as adv
 from cotrain import runs
 from cotrain.assemble import Plan
 from cotrain.batch import make_samples
+from cotrain.config import RunConfig
 from cotrain.engines.base import Cohort
 from cotrain.errors import InfrastructureError
 from cotrain.evaluate import Prediction, eval_row
@@ -210,6 +211,11 @@ def prediction(plan: Plan, group: Group) -> Prediction:
         credits={name: fmean(values) for name, values in of_agent.items() if values},
         type=str(group.question.meta.get("type") or ""),
     )
+
+
+def is_evaluated(config: RunConfig, step: int, *, last: bool) -> bool:
+    """Whether the held-out sets are answered after an RL step, which may be the run's last."""
+    return last or bool(config.eval.every and step % config.eval.every == 0)
 
 
 async def evaluate(

@@ -67,21 +67,31 @@ def read_groups(folder: Path, step: int) -> list[GroupRecord]:
     return records
 
 
-def dump_record(record: GroupRecord, **more: object) -> bytes:
-    """A group and what else is known of it as compressed JSON, for the shared store."""
-    return zlib.compress(json.dumps({"record": asdict(record), **more}, ensure_ascii=False).encode())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeGroup:
+    """A group as a worker puts it: what judging dropped by reason, the seconds that it took, and who made it."""
+
+    record: GroupRecord
+    dropped: Mapping[str, int]
+    time_s: float
+    worker: str
 
 
-def load_record(data: bytes) -> tuple[GroupRecord, dict[str, object]]:
+def dump_record(made: MadeGroup) -> bytes:
+    """A group as compressed JSON, for the shared store."""
+    return zlib.compress(json.dumps(asdict(made), ensure_ascii=False).encode())
+
+
+def load_record(data: bytes) -> MadeGroup:
     """What `dump_record` wrote.
 
     Raises:
         DataError: it is something else.
     """
     try:
-        more = json.loads(zlib.decompress(data))
-        line = more.pop("record")
-        return GroupRecord(**{**line, "group": _group(line["group"])}), more
+        made = json.loads(zlib.decompress(data))
+        line = made["record"]
+        return MadeGroup(**{**made, "record": GroupRecord(**{**line, "group": _group(line["group"])})})
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
         raise DataError("a record in the store", f"not a group: {error!r}", "Do not use this store") from None
 

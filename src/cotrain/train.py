@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotrain import runs
-from cotrain.assemble import Cast, Plan, load_cast, make_plan, make_trainer
+from cotrain.assemble import Cast, Plan, load_cast, make_plan, make_trainer, trained_models
 from cotrain.checkpoints import latest, load_checkpoint, prune, read_json, save_checkpoint
-from cotrain.config import RunConfig, dump_config, load_config
+from cotrain.config import RunConfig, dump_config, lasting, load_config
 from cotrain.curriculum import Stage, questions_at, questions_of_step, read_held_out, read_stages, seat, stage_of
 from cotrain.errors import ConfigError, InfrastructureError, TrainError
 from cotrain.evaluate import UNTRAINED
@@ -26,6 +26,7 @@ from cotrain.loops import (
     Times,
     demonstrations,
     evaluate,
+    is_evaluated,
     judge,
     quiet,
     rollouts,
@@ -157,9 +158,7 @@ def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 def _lasting(config: RunConfig, step: int) -> dict[str, object]:
     """The settings, by dotted key, that a run resumed after `step` shares with its beginning; of stages, the begun."""
-    loop = config.loop.model_copy(update={"steps": 0, "max_sampled": None, "checkpoint_every": 1, "keep_last": 1})
-    data = config.data.model_copy(update={"stages": ()})
-    kept = config.model_copy(update={"loop": loop, "eval": type(config.eval)(), "data": data})
+    kept = lasting(config).model_copy(update={"data": config.data.model_copy(update={"stages": ()})})
     begun = {str(i): s.model_dump() for i, s in enumerate(config.data.stages) if s.after_step < step}
     return _flat(kept.model_dump()) | _flat(begun, "data.stages.")
 
@@ -176,7 +175,7 @@ def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Ca
         folder=folder,
         plan=plan,
         cast=cast,
-        trainers={name: make_trainer(plan, model) for name, model in cast.models.items() if model.config.trainable},
+        trainers={name: make_trainer(plan, cast.models[name]) for name in trained_models(config)},
         stages=seat(cast, read),
         held_out={name: (chosen, cast.roster(pages)) for name, (chosen, pages) in held_out.items()},
         progress=progress,
@@ -201,7 +200,7 @@ async def _train(run: Run, stop: Stop) -> None:
         run.progress("training", run.step, config.loop.steps)
         await _train_step(run)
         last = run.is_over
-        if last or (config.eval.every and run.step % config.eval.every == 0):
+        if is_evaluated(config, run.step, last=last):
             await _evaluate(run)
         is_best = run.best is not None and run.best[0] == run.step
         if last or stop.asked or is_best or run.step % config.loop.checkpoint_every == 0:

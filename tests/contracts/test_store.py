@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load, save
 from sqlalchemy import event, insert, select, update
 
-from cotrain.errors import ConfigError, DataError, LeaseLost, StoreError
+from cotrain.errors import ConfigError, DataError, LeaseLostError, StoreError
 from cotrain.store import schema as tables
 from cotrain.store.base import Store, Task
 from cotrain.store.connect import open_store
@@ -138,14 +138,14 @@ def test_an_expired_lease_is_taken_over_first_and_its_holder_can_only_finish_fir
     taken = store.claim("quick", 10.0)
     assert taken == replace(slow, owner="quick", attempt=1)
     assert number(store.claim("quick", 10.0)) == (1, 1)
-    with pytest.raises(LeaseLost, match="slow does not hold it"):
+    with pytest.raises(LeaseLostError, match="slow does not hold it"):
         store.renew(slow, 10.0)
     store.release(slow)
     store.renew(taken, 10.0)
     assert store.claim("third", 10.0) is None
     assert put(store, slow)
     assert not put(store, taken)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         store.renew(taken, 10.0)
 
 
@@ -302,17 +302,17 @@ def test_sizes_are_bounded(place):
 def test_a_model_has_one_trainer_at_a_time(place, store):
     store.begin(terms())
     store.lead("main", "one", 10.0)
-    with pytest.raises(LeaseLost, match="one leads it"):
+    with pytest.raises(LeaseLostError, match="one leads it"):
         store.lead("main", "two", 10.0)
     store.lead("sub", "two", 10.0)
     store.lead("main", "one", 10.0)
     place.clock.now_s += 10.1
     store.publish("one", weights(), {})  # nobody else took it yet
     store.lead("main", "two", 10.0)
-    with pytest.raises(LeaseLost, match="two leads the model, not one"):
+    with pytest.raises(LeaseLostError, match="two leads the model, not one"):
         store.publish("one", weights(step=1), {})
     store.resign("main", "one")
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         store.lead("main", "one", 10.0)
     store.resign("main", "two")
     store.lead("main", "one", 10.0)

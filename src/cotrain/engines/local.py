@@ -41,7 +41,7 @@ class LocalEngine:
     Attributes:
         version: how many updates the weights have had; whoever changes them sets it. A completion carries the version
             at which it was admitted.
-        reload: takes up newer weights where there are some, and says so; called where no completion is under way.
+        reload: takes up newer weights where there are some; called where no completion is under way.
             With `peek`, which only says whether there are some, continuous batching makes room for it.
         tokens_sampled, tokens_computed, time_s: tokens drawn, tokens that went through the network, time spent in
             steps; all since the engine was made.

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cotrain import checkpoints, runs
-from cotrain.assemble import Cast, load_cast
+from cotrain.assemble import Cast, load_cast, trained_models
 from cotrain.curriculum import read_held_out
 from cotrain.evaluate import UNTRAINED
-from cotrain.loops import evaluate, team_metrics
-from cotrain.processes.joined import PATIENCE_S, Joined, is_evaluated, trained_models
+from cotrain.loops import evaluate, is_evaluated, team_metrics
+from cotrain.processes.joined import PATIENCE_S, Joined
 from cotrain.progress import metrics_line
 from cotrain.report import try_report
 from cotrain.roster import Roster
@@ -87,12 +87,9 @@ async def _write(seat: _Seat, step: int) -> None:
     store, folder, config = seat.joined.store, seat.joined.folder, seat.joined.config
     kept = store.records(step)
     assert kept is not None  # every model has trained on them
-    records, dropped, seconds = [], Counter[str](), 0.0
-    for data in kept:
-        record, more = runs.load_record(data)
-        records.append(record)
-        dropped.update(more["dropped"])  # type: ignore[call-overload]
-        seconds += float(str(more["time_s"]))
+    made = [runs.load_record(data) for data in kept]
+    records, seconds = [group.record for group in made], sum(group.time_s for group in made)
+    dropped = sum((Counter(group.dropped) for group in made), Counter[str]())
     runs.write_groups(folder, step, records)
     metrics: dict[str, float | int | str | None] = {"kind": "train", "step": step}
     metrics |= team_metrics(seat.joined.plan, records, dropped)
@@ -101,11 +98,11 @@ async def _write(seat: _Seat, step: int) -> None:
         of_model = dict(store.metrics(name, step) or {})
         update_s += float(str(of_model.pop("time/update_s", 0.0)))
         metrics |= {key if key != "time/wait_s" else f"time/wait_{name}_s": value for key, value in of_model.items()}
-    before = [int(str(row["team/sampled"])) for row in runs.read_metrics(folder) if row["kind"] == "train"]
+    before = int(str(runs.last_train_row(folder).get("team/sampled", 0)))
     sampled = sum(t.num_sampled for record in records for t in record.group.trajectories)
-    metrics |= {"team/sampled": sum(before[-1:]) + sampled, "time/rollout_s": seconds, "time/update_s": update_s}
+    metrics |= {"team/sampled": before + sampled, "time/rollout_s": seconds, "time/update_s": update_s}
     _tell(seat, metrics)
-    if is_evaluated(config, step, store.status().last_step):
+    if is_evaluated(config, step, last=step == store.status().last_step):
         _take_up(seat, step)
         await _evaluate(seat, step)
     store.wrote(step)
@@ -132,7 +129,8 @@ async def _evaluate(seat: _Seat, step: int, suffix: str = "") -> None:
     for row in await evaluate(seat.joined.plan, seat.held_out, folder, step, suffix=suffix):
         _tell(seat, row)
     if not suffix:
-        checkpoints.prune(folder / "checkpoints", config.loop.keep_last, best_step(folder))
+        best = best_step(folder) if seat.held_out else None
+        checkpoints.prune(folder / "checkpoints", config.loop.keep_last, best)
     try_report(folder)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotrain import runs
-from cotrain.assemble import Plan, make_plan, max_lag
-from cotrain.config import RunConfig, dump_config, load_config
+from cotrain.assemble import Plan, make_plan, max_lag, trained_models
+from cotrain.config import RunConfig, dump_config, lasting, load_config
 from cotrain.errors import ConfigError, DataError, StoreError
 from cotrain.store.base import Store, Terms
 from cotrain.store.connect import open_store
@@ -74,27 +74,16 @@ def run_name(config: RunConfig, folder: Path) -> str:
 
 def terms(config: RunConfig, folder: Path) -> Terms:
     """What the run's processes agree on; of the configuration what may not change when a run goes on."""
-    loop = config.loop.model_copy(update={"steps": 0, "max_sampled": None, "checkpoint_every": 1, "keep_last": 1})
-    kept = {"loop": loop, "eval": type(config.eval)(), "store": type(config.store)(), "engine": type(config.engine)()}
+    open_to_change = {"store": type(config.store)(), "engine": type(config.engine)()}
     models = {name: model.model_copy(update={"max_lag": None}) for name, model in config.models.items()}
     return Terms(
         run=run_name(config, folder),
-        config=dump_config(config.model_copy(update={**kept, "models": models})),
+        config=dump_config(lasting(config).model_copy(update={**open_to_change, "models": models})),
         steps=config.loop.steps,
         places=config.sampling.questions_per_step,
         max_lag={name: max_lag(config, name) for name in trained_models(config)},
         max_sampled=config.loop.max_sampled,
     )
-
-
-def trained_models(config: RunConfig) -> list[str]:
-    """The models that have a trainer."""
-    return [name for name, model in config.models.items() if model.trainable]
-
-
-def is_evaluated(config: RunConfig, step: int, last: int) -> bool:
-    """Whether the held-out sets are answered after a step."""
-    return step == last or bool(config.eval.every and step % config.eval.every == 0)
 
 
 @contextmanager

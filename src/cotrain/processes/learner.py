@@ -11,13 +11,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cotrain.assemble import load_cast, make_trainer, max_lag
+from cotrain.assemble import load_cast, make_trainer, max_lag, trained_models
 from cotrain.checkpoints import latest, load_checkpoint, prune, save_checkpoint
 from cotrain.curriculum import questions_of_step, read_stages, seat
-from cotrain.errors import ConfigError, LeaseLost
-from cotrain.loops import Times, demonstrations
+from cotrain.errors import ConfigError, LeaseLostError
+from cotrain.loops import Times, demonstrations, is_evaluated
 from cotrain.models import load_model
-from cotrain.processes.joined import PATIENCE_S, Joined, held, is_evaluated, trained_models
+from cotrain.processes.joined import PATIENCE_S, Joined, held
 from cotrain.store.base import Part, Status
 from cotrain.trainer import Trainer
 from cotrain.types import Sample
@@ -31,7 +31,7 @@ def learn(joined: Joined, model: str) -> None:
 
     Raises:
         ConfigError: the run trains no such model.
-        LeaseLost: another process leads the model by now.
+        LeaseLostError: another process leads the model by now.
     """
     if model not in trained_models(joined.config):
         known = ", ".join(trained_models(joined.config))
@@ -67,7 +67,7 @@ def _versions(samples: Sequence[Sample]) -> list[int]:
 def _leads(joined: Joined, model: str) -> bool:
     try:
         joined.store.lead(model, joined.owner, joined.config.store.lease_s)
-    except LeaseLost as error:
+    except LeaseLostError as error:
         log.info("waiting: %s", error.found)
         return False
     return True
@@ -184,5 +184,5 @@ def _publish(joined: Joined, trainer: Trainer, step: int, state: Mapping[str, ob
 
 def _is_wanted(joined: Joined, status: Status, model: str, step: int) -> bool:
     """Whether somebody may still ask for a step's weights: workers for the newest, the evaluator for what it is due."""
-    is_due = step > status.written and (step == 0 or is_evaluated(joined.config, step, status.last_step))
+    is_due = step > status.written and (step == 0 or is_evaluated(joined.config, step, last=step == status.last_step))
     return is_due or step >= status.heads[model] - 1

@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from cotrain.assemble import trained_models
 from cotrain.config import RunConfig
 from cotrain.errors import TrainError
 from cotrain.processes.command import SUPERVISOR
-from cotrain.processes.joined import store_of, trained_models
+from cotrain.processes.joined import store_of
 from cotrain.processes.table import look, status_line, status_table
 from cotrain.store.base import Store
 

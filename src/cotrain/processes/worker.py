@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Sequence
 
-from cotrain.assemble import load_cast
+from cotrain.assemble import load_cast, trained_models
 from cotrain.curriculum import Stage, questions_at, read_stages, seat, stage_of
 from cotrain.errors import InfrastructureError
 from cotrain.loops import judge, rollouts, samples_by_model
-from cotrain.processes.joined import PATIENCE_S, Joined, held, trained_models
-from cotrain.runs import dump_record
+from cotrain.processes.joined import PATIENCE_S, Joined, held
+from cotrain.runs import MadeGroup, dump_record
 from cotrain.store.base import Task
 from cotrain.weights import Follower
 
@@ -91,7 +91,7 @@ async def _make(joined: Joined, task: Task, stages: Sequence[Stage]) -> bool:
     seconds = time.perf_counter() - started
     samples = samples_by_model([record], list(config.models))
     sampled = sum(t.num_sampled for t in record.group.trajectories)
-    kept = dump_record(record, dropped=dict(dropped), time_s=seconds, worker=joined.owner)
+    kept = dump_record(MadeGroup(record=record, dropped=dropped, time_s=seconds, worker=joined.owner))
     is_new = store.put(task, {name: samples[name] for name in trained_models(config)}, kept, sampled)
     what = f"{sampled} tokens in {seconds:.1f} s" if is_new else "was there already"
     log.info("step %d, group %d (%s): %s", task.step, task.place, question.id, what)

@@ -134,7 +134,7 @@ class Store(Protocol):
         """Hold the lease for longer.
 
         Raises:
-            LeaseLost: it expired and somebody else took it, or the group is there already.
+            LeaseLostError: it expired and somebody else took it, or the group is there already.
         """
 
     def release(self, task: Task) -> None:
@@ -155,7 +155,7 @@ class Store(Protocol):
         """Become the model's only trainer, or stay it.
 
         Raises:
-            LeaseLost: another owner's lease has not expired.
+            LeaseLostError: another owner's lease has not expired.
         """
 
     def resign(self, model: str, owner: str) -> None:
@@ -186,7 +186,7 @@ class Store(Protocol):
         When the sampled tokens of all steps up to this one reach `max_sampled`, it ends the run here.
 
         Raises:
-            LeaseLost: the owner does not lead the model.
+            LeaseLostError: the owner does not lead the model.
             StoreError: the step is not the next one, is after the end, or misses groups.
         """
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cotrain.errors import ConfigError, DataError, LeaseLost, StoreError
+from cotrain.errors import ConfigError, DataError, LeaseLostError, StoreError
 from cotrain.store.base import Event, Part, Status, Task, Terms, Weights
 from cotrain.store.checks import check_name, check_terms, check_weights, differing
 from cotrain.store.encode import decode_samples, encode_samples, pack_values, unpack_values, version_range
@@ -77,7 +77,7 @@ class MemoryStore:
             run = self._look()
             lease = run.held(task)
             if lease is None:
-                raise LeaseLost(
+                raise LeaseLostError(
                     f"group {task.step}/{task.place} of {self._where}",
                     f"{task.owner} does not hold it any more (attempt {task.attempt})",
                     "Stop making it and claim another",
@@ -119,7 +119,7 @@ class MemoryStore:
         with self._changed:
             found, now = self._look().model(model), self._clock()
             if found.owner not in (None, owner) and found.expires_s > now:
-                raise LeaseLost(
+                raise LeaseLostError(
                     f"model {model} of {self._where}",
                     f"{found.owner} leads it for another {found.expires_s - now:.0f} s",
                     "Wait until that trainer is gone, or stop it",
@@ -166,7 +166,7 @@ class MemoryStore:
             run = self._look()
             model = run.model(name)
             if model.owner != owner:
-                raise LeaseLost(where, f"{model.owner} leads the model, not {owner}", "Stop this trainer")
+                raise LeaseLostError(where, f"{model.owner} leads the model, not {owner}", "Stop this trainer")
             newest_saved = max(model.saved, step) if saved else model.saved
             if step <= model.head:
                 model.saved = newest_saved

@@ -16,7 +16,7 @@ from typing import Any, cast
 from sqlalchemy import URL, ColumnElement, Connection, case, delete, func, insert, make_url, select, type_coerce, update
 from sqlalchemy.types import NullType
 
-from cotrain.errors import DataError, LeaseLost
+from cotrain.errors import DataError, LeaseLostError
 from cotrain.store import schema as tables
 from cotrain.store.access import Access, Change
 from cotrain.store.base import Event, Part, Status, Task, Terms, Weights
@@ -116,7 +116,7 @@ class SqlStore:
             return connection.execute(held.values(expires_s=expires_s)).rowcount == 1
 
         if not self._access.write_alone(work):
-            raise LeaseLost(
+            raise LeaseLostError(
                 f"group {task.step}/{task.place} of {self._rows.where}",
                 f"{task.owner} does not hold it any more (attempt {task.attempt})",
                 "Stop making it and claim another",
@@ -167,7 +167,7 @@ class SqlStore:
         def work(connection: Connection, _run: AnyRow, _again: bool) -> tuple[None, Change]:
             row, now = self._rows.model(connection, model), self._access.now(connection)
             if row.owner not in (None, owner) and row.expires_s > now:
-                raise LeaseLost(
+                raise LeaseLostError(
                     f"model {model} of {self._rows.where}",
                     f"{row.owner} leads it for another {row.expires_s - now:.0f} s",
                     "Wait until that trainer is gone, or stop it",
@@ -227,7 +227,7 @@ class SqlStore:
         def work(connection: Connection, run: AnyRow, _again: bool) -> tuple[bool, Change]:
             model = self._rows.model(connection, name)
             if model.owner != owner:
-                raise LeaseLost(where, f"{model.owner} leads the model, not {owner}", "Stop this trainer")
+                raise LeaseLostError(where, f"{model.owner} leads the model, not {owner}", "Stop this trainer")
             newest_saved = max(model.saved, step) if saved else model.saved
             if step <= model.head:
                 self._rows.set_model(connection, name, saved=newest_saved)
