@@ -18,7 +18,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from cotrain import align, losses
+from cotrain import advantages, align, losses
+from cotrain.advantages import Estimator
 from cotrain.align import Align
 from cotrain.config import RunConfig
 from cotrain.data.corpus import Corpus, fan_out
@@ -49,7 +50,11 @@ RULES: Mapping[str, Judge] = {"coverage": coverage}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a configuration means, before any model is loaded: `agents` are the system's with the overrides applied."""
+    """What a configuration means, before any model is loaded.
+
+    `agents` are the system's with the overrides applied. `averages`, the one part that moves, is what `role_baseline`
+    keeps of each agent's credits; checkpoints hold it.
+    """
 
     config: RunConfig
     system: System
@@ -59,6 +64,8 @@ class Plan:
     strategy: Strategy
     judges: Mapping[str, Mapping[str, Judge]]
     align: Align
+    estimators: Mapping[str, Estimator]
+    averages: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +118,7 @@ def make_plan(config: RunConfig) -> Plan:
     if config.rewards.threshold is not None:
         metric = at_least(metric, config.rewards.threshold)
     judges = _judges(config, agents)  # before the rules, whose weights name them
+    averages: dict[str, float] = {}
     return Plan(
         config=config,
         system=system,
@@ -120,6 +128,8 @@ def make_plan(config: RunConfig) -> Plan:
         strategy=_strategy(config, len(agents)),
         judges=judges,
         align=_align(config, agents),
+        estimators=_estimators(config, agents, averages),
+        averages=averages,
     )
 
 
@@ -184,6 +194,20 @@ def _align(config: RunConfig, agents: Mapping[str, Agent]) -> Align:
     if config.align.size is not None:
         return align.duplicate(config.align.size, config.loop.seed)
     return {"weight": align.weight, "none": align.none}[config.align.method]
+
+
+def _estimators(config: RunConfig, agents: Mapping[str, Agent], averages: dict[str, float]) -> dict[str, Estimator]:
+    """Each agent's estimator."""
+    chosen = config.advantage
+    _refuse_unknown("advantage.agents", chosen.agents, agents, "the system's agents")
+    scale = {"population": advantages.population_std, "sample": advantages.sample_std}[chosen.std]
+    known = advantages.named_estimators(scale=scale, eps=chosen.eps, averages=averages, decay=chosen.decay)
+    found = {}
+    for name in agents:
+        estimator = chosen.agents.get(name, chosen.estimator)
+        where = f"advantage.agents.{name}" if name in chosen.agents else "advantage.estimator"
+        found[name] = known.get(estimator) or _function(estimator, where, known)
+    return found
 
 
 def _check_calls(system: System, agents: Mapping[str, Agent]) -> None:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from cotrain import advantages as adv
 from cotrain import runs
+from cotrain.advantages import estimated
 from cotrain.assemble import Plan
 from cotrain.batch import make_samples
 from cotrain.config import RunConfig
@@ -81,19 +81,29 @@ async def together(
 async def judge(plan: Plan, groups: Sequence[Group]) -> tuple[list[GroupRecord], Mapping[str, int]]:
     """Score the groups, carry rewards backward, align and compare peers; what was dropped, by reason."""
     scored, failed = await score_groups(plan, groups)
-    config = plan.config
-    scale = {"population": adv.population_std, "sample": adv.sample_std}[config.advantage.std]
     records, dropped = [], Counter[str](failed)
     for group in scored:
-        credit = credits(group, plan.rules)
-        weights = plan.align(group, credit)
-        result = adv.group_relative(group.trajectories, credit, scale=scale, weights=weights, eps=config.advantage.eps)
-        agents = {t.id: t.agent for t in group.trajectories}
-        of_loss = {id: weights[id] * config.align.factors.get(agents[id], 1.0) for id in result.values}
-        records.append(GroupRecord(group=group, credits=credit, advantages=result.values, weights=of_loss))
+        record, unused = compare(plan, group)
+        records.append(record)
         dropped.update(group.dropped)
-        dropped.update(result.dropped)
+        dropped.update(unused)
     return records, dropped
+
+
+def compare(plan: Plan, group: Group) -> tuple[GroupRecord, Mapping[str, int]]:
+    """Credits, alignment and advantages of a scored group; the trajectories without an advantage, by reason."""
+    credit = credits(group, plan.rules)
+    weights = plan.align(group, credit)
+    values: dict[str, float] = {}
+    dropped: Counter[str] = Counter()
+    for name, estimator in plan.estimators.items():
+        of_agent = [t for t in group.trajectories if t.agent == name]
+        result = estimated(estimator, of_agent, credit, weights)
+        values |= result.values
+        dropped.update(result.dropped)
+    factors = {t.id: plan.config.align.factors.get(t.agent, 1.0) for t in group.trajectories}
+    of_loss = {id: weights[id] * factors[id] for id in values}
+    return GroupRecord(group=group, credits=credit, advantages=values, weights=of_loss), dropped
 
 
 async def score_groups(plan: Plan, groups: Sequence[Group]) -> tuple[list[Group], Mapping[str, int]]:

@@ -311,10 +311,17 @@ class RewardConfig(Section):
 class AdvantageConfig(Section):
     """From credits to advantages."""
 
+    estimator: str = "group_relative"
+    """`group_relative`, `agent_wise`, `agent_turn`, `leave_one_out`, `no_std`, `role_baseline`, `gae` (needs the critic
+    of the agent's model), or `module:function` (see docs/methods.md)."""
+    agents: dict[str, str] = {}
+    """Another estimator for an agent, by agent."""
     std: Literal["population", "sample"] = "population"
-    """Which standard deviation divides."""
+    """Which standard deviation divides, in the estimators that divide by one."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """Added to the standard deviation."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """role_baseline: how much of an agent's average stays after each of its credits."""
 
 
 class AlignConfig(Section):

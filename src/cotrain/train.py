@@ -98,6 +98,7 @@ def train(
             run.step = run.saved = int(str(state["step"]))
             run.best = _best(state["best"])
             run.sampled, run.warmed = int(str(state["sampled"])), int(str(state["warmed"]))
+            run.plan.averages.update(_averages(state.get("averages", {})))
             run.has_begun, num_metrics = bool(state["has_begun"]), int(str(state["num_metrics"]))
         runs.rewind(folder, run.saved, num_metrics)
         try:
@@ -117,6 +118,12 @@ def _best(value: object) -> tuple[int, float] | None:
         return None
     step, score = value
     return int(step), float(score)
+
+
+def _averages(value: object) -> dict[str, float]:
+    """The plan's averages, as a checkpoint's JSON holds them."""
+    assert isinstance(value, dict)
+    return {str(agent): float(average) for agent, average in value.items()}
 
 
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
@@ -279,7 +286,13 @@ def _save(run: Run) -> None:
 
 def _state(run: Run) -> dict[str, object]:
     """What a checkpoint holds besides the models and the step."""
-    own = {"best": run.best, "sampled": run.sampled, "warmed": run.warmed, "has_begun": run.has_begun}
+    own: dict[str, object] = {
+        "best": run.best,
+        "sampled": run.sampled,
+        "warmed": run.warmed,
+        "has_begun": run.has_begun,
+    }
+    own["averages"] = run.plan.averages
     return {**own, "num_metrics": len(runs.read_metrics(run.folder))}
 
 

@@ -135,5 +135,8 @@ def _check(config: RunConfig) -> None:
     if config.engine.batching == "step":
         found = "'step' needs all groups of a step in one process"
         raise ConfigError("engine.batching", found, "Leave it out, or set 'group', or 'continuous' for slow tools")
+    if "role_baseline" in (config.advantage.estimator, *config.advantage.agents.values()):
+        found = "role_baseline keeps an average over all groups in their order"
+        raise ConfigError("advantage", found, "Choose another estimator, or train in one process (`cotrain train`)")
     if not trained_models(config):
         raise ConfigError("models", "none of them is trained", "Set trainable = true for one")
