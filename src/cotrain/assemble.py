@@ -34,7 +34,7 @@ from cotrain.roster import Roster, System
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
 from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
 from cotrain.trainer import Trainer
-from cotrain.types import Agent, CreditRule, Metric, Passage
+from cotrain.types import Agent, CreditRule, Metric, Overlong, Passage
 
 SYSTEMS = {
     "search_pipeline": "cotrain.systems.search_pipeline:search_pipeline",
@@ -141,6 +141,8 @@ def _rules(config: RunConfig, system: System, agents: Mapping[str, Agent]) -> di
     for name in agents:
         own = system.rules.get(name, CreditRule())
         given = {k: v for k, v in config.rewards.credit.get(name, CreditConfig()) if v is not None}
+        if "overlong" in given:
+            given["overlong"] = Overlong(**given["overlong"].model_dump())
         penalty = {**system.penalties, **config.rewards.penalties}.get(name, own.penalty)
         flow = {"aggregate": config.rewards.aggregate, "propagate": config.rewards.propagate}
         rule = rules[name] = replace(own, **{"penalty": penalty, **flow, **given})
@@ -207,6 +209,12 @@ def _estimators(config: RunConfig, agents: Mapping[str, Agent], averages: dict[s
         estimator = chosen.agents.get(name, chosen.estimator)
         where = f"advantage.agents.{name}" if name in chosen.agents else "advantage.estimator"
         found[name] = known.get(estimator) or _function(estimator, where, known)
+        critic = config.models[agents[name].model].critic
+        if agents[name].trainable and (estimator == "gae") != (critic is not None):
+            model = agents[name].model
+            what = f"{estimator!r} for {name}, whose model {model} has {'no' if critic is None else 'a'} critic"
+            mend = "Choose 'gae', or remove the critic" if critic else f"Add [models.{model}.critic]"
+            raise ConfigError(where, what, mend)
     return found
 
 

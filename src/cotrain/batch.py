@@ -24,7 +24,8 @@ from cotrain.types import Group, Sample, Trajectory, Turn
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Reduction = Literal["trajectory", "token"]
+Reduction = Literal["trajectory", "token"] | int
+"""What every trajectory or token counts alike; a number: what the sum over a trajectory's tokens is divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,6 +135,7 @@ def pack(samples: Sequence[Sample], *, tokens_per_pack: int, reduction: Reductio
 
     Coefficients (sums over the whole batch; len: sampled tokens of a trajectory over all its samples):
         reduction "trajectory": w_i / (len_i * sum_j w_j)      "token": w_i / sum_j (w_j * len_j)
+        reduction c, a number: w_i / (c * sum_j w_j), as in Dr. GRPO, arXiv 2503.20783
 
     Raises:
         TrainError: a sample without sampled tokens or whose first token was sampled, ragged fields, weights that are
@@ -180,7 +182,8 @@ def _coefficients(units: Mapping[str, Sequence[Sample]], reduction: Reduction) -
     total = math.fsum(weights[id] * (lengths[id] if per_token else 1) for id in units)
     if total == 0.0:
         raise TrainError("batch", f"all {len(units)} trajectories have weight 0", "Leave the batch out")
-    return {id: weights[id] / (total if per_token else total * lengths[id]) for id in units}
+    divisors = {id: 1 if per_token else reduction if isinstance(reduction, int) else lengths[id] for id in units}
+    return {id: weights[id] / (total * divisors[id]) for id in units}
 
 
 def _last_sampled(sample: Sample) -> int:

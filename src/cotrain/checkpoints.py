@@ -17,6 +17,7 @@ import pickle
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,21 @@ if TYPE_CHECKING:
     from cotrain.models import LoadedModel
     from cotrain.trainer import Trainer
 
-WEIGHTS, MASTERS, REFERENCE = "weights.safetensors", "masters.safetensors", "reference.safetensors"
+WEIGHTS, REFERENCE = "weights.safetensors", "reference.safetensors"
 _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the files of a set of weights are called, in a trainer's folder."""
+
+    weights: str
+    masters: str
+    optimizer: str
+
+
+POLICY = Files(WEIGHTS, "masters.safetensors", "optimizer.pt")
+CRITIC = Files("critic.safetensors", "critic-masters.safetensors", "critic-optimizer.pt")
 
 
 def save_checkpoint(folder: Path, step: int, trainers: Mapping[str, Trainer], state: Mapping[str, object]) -> Path:

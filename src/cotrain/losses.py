@@ -57,24 +57,76 @@ def clipped_surrogate(
     Raises:
         ValueError: `beta` > 0 without `ref_logprobs_N`, or ratio "sequence" without `trajectory_N`.
     """
+    ratio_N = importance_ratio(logprobs_N, old_logprobs_N, ratio, trajectory_N)
+    plain_N = ratio_N * advantages_N
+    clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N
+    kl_N = _penalty(logprobs_N, ref_logprobs_N, beta)
+    loss = -(coefficients_N * (torch.minimum(plain_N, clipped_N) - beta * kl_N)).sum()
+    is_clipped_N = (clipped_N < plain_N).to(logprobs_N.dtype)
+    return loss, Terms(ratio_N=ratio_N.detach(), clipped_N=is_clipped_N, kl_N=kl_N.detach())
+
+
+def cispo(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    coefficients_N: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    beta: float = 0.0,
+    ref_logprobs_N: Tensor | None = None,
+    ratio: Ratio = "token",
+    trajectory_N: Tensor | None = None,
+) -> tuple[Tensor, Terms]:
+    """The clipped ratio as a weight without gradient, so that every token keeps its own. Called as `clipped_surrogate`.
+
+        term = stop_gradient(clip(rho, 1 - clip_low, 1 + clip_high)) * A * new - beta * k3(ref, new)
+
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585. `Terms.clipped_N` is 1.0 where the weight was clipped.
+    """
+    ratio_N = importance_ratio(logprobs_N, old_logprobs_N, ratio, trajectory_N).detach()
+    weight_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
+    kl_N = _penalty(logprobs_N, ref_logprobs_N, beta)
+    loss = -(coefficients_N * (weight_N * advantages_N * logprobs_N - beta * kl_N)).sum()
+    is_clipped_N = (weight_N != ratio_N).to(logprobs_N.dtype)
+    return loss, Terms(ratio_N=ratio_N, clipped_N=is_clipped_N, kl_N=kl_N.detach())
+
+
+def importance_ratio(
+    logprobs_N: Tensor, old_logprobs_N: Tensor, ratio: Ratio, trajectory_N: Tensor | None = None
+) -> Tensor:
+    """rho_N: exp(new - old) per token, or of its mean over the token's trajectory.
+
+    Raises:
+        ValueError: ratio "sequence" without `trajectory_N`.
+    """
     log_ratio_N = logprobs_N - old_logprobs_N
     if ratio == "sequence":
         if trajectory_N is None:
             raise ValueError("ratio 'sequence' needs trajectory_N")
         log_ratio_N = trajectory_mean(log_ratio_N, trajectory_N)
-    ratio_N = log_ratio_N.exp()
-    plain_N = ratio_N * advantages_N
-    clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N
-    terms_N = torch.minimum(plain_N, clipped_N)
-    kl_N = torch.zeros_like(terms_N)
+    return log_ratio_N.exp()
+
+
+def _penalty(logprobs_N: Tensor, ref_logprobs_N: Tensor | None, beta: float) -> Tensor:
     if beta > 0.0:
         if ref_logprobs_N is None:
             raise ValueError("beta > 0 needs ref_logprobs_N")
-        kl_N = k3(logprobs_N, ref_logprobs_N)
-        terms_N = terms_N - beta * kl_N
-    loss = -(coefficients_N * terms_N).sum()
-    is_clipped_N = (clipped_N < plain_N).to(logprobs_N.dtype)
-    return loss, Terms(ratio_N=ratio_N.detach(), clipped_N=is_clipped_N, kl_N=kl_N.detach())
+        return k3(logprobs_N, ref_logprobs_N)
+    return torch.zeros_like(logprobs_N)
+
+
+def clipped_value(
+    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, coefficients_N: Tensor, *, clip: float
+) -> Tensor:
+    """0.5 * sum_N coefficients * max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2). PPO's value loss.
+
+    Source: Schulman et al., arXiv 1707.06347, as in its authors' implementation.
+    """
+    near_N = old_values_N + (values_N - old_values_N).clamp(-clip, clip)
+    worst_N = torch.maximum((values_N - returns_N) ** 2, (near_N - returns_N) ** 2)
+    return 0.5 * (coefficients_N * worst_N).sum()
 
 
 Guard = Callable[[Tensor], Tensor]

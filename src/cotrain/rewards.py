@@ -17,7 +17,7 @@ from numbers import Real
 from statistics import fmean
 
 from cotrain.errors import RewardError, WorkflowError
-from cotrain.types import CreditRule, Group, Metric, Trajectory
+from cotrain.types import CreditRule, Group, Metric, Overlong, Trajectory
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -93,8 +93,18 @@ def score(group: Group, metric: Metric | None = f1, rules: Mapping[str, CreditRu
 
 
 def penalty(trajectory: Trajectory, rule: CreditRule) -> float:
-    """The rule's penalty if the output broke any format rule, else 0: once, however many it broke."""
-    return rule.penalty if trajectory.faults else 0.0
+    """The rule's penalty if the output broke any format rule (once, however many it broke), and what length costs."""
+    return (rule.penalty if trajectory.faults else 0.0) + overlong(trajectory.num_sampled, rule.overlong)
+
+
+def overlong(length: int, rule: Overlong | None) -> float:
+    """penalty * clip((length - (limit - buffer)) / buffer, 0, 1): DAPO's soft overlong punishment, arXiv 2503.14476.
+
+    `length`: sampled tokens of all turns.
+    """
+    if rule is None:
+        return 0.0
+    return rule.penalty * min(1.0, max(0.0, (length - (rule.limit - rule.buffer)) / rule.buffer))
 
 
 def propagate(group: Group, rules: Mapping[str, CreditRule]) -> Group:

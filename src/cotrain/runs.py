@@ -39,6 +39,18 @@ def groups_path(folder: Path, step: int) -> Path:
     return folder / "groups" / f"step-{step:06d}.jsonl"
 
 
+def stored_steps(folder: Path) -> list[int]:
+    """The steps whose groups are stored, in order.
+
+    Raises:
+        DataError: there are none.
+    """
+    steps = sorted(int(path.stem.split("-")[1]) for path in (folder / "groups").glob("step-*.jsonl"))
+    if not steps:
+        raise DataError(f"run {folder}", "it has no groups yet", "Let it finish a step, or check the path")
+    return steps
+
+
 def predictions_path(folder: Path, step: int, name: str) -> Path:
     """Where the predictions of an evaluation lie."""
     return folder / "eval" / f"step-{step:06d}-{name}.jsonl"
@@ -215,6 +227,7 @@ def _group(value: dict) -> Group:  # type: ignore[type-arg]
         strategy=value["strategy"],
         trajectories=tuple(_trajectory(t) for t in value["trajectories"]),
         dropped=value["dropped"],
+        unused=value.get("unused", 0),
     )
 
 

@@ -55,6 +55,28 @@ class OptimizerConfig(Section):
     """Updates over which the learning rate rises linearly from 0."""
 
 
+class CriticConfig(Section):
+    """A value model (MAPPO): what the estimator `gae` needs."""
+
+    backbone: Literal["own", "shared"] = "own"
+    """`own`: a copy of the policy's weights, trained apart; `shared`: a head on the policy itself, whose value loss
+    trains the policy's weights too."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    """The critic's own; with a shared backbone only the head's."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per token."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Lambda of GAE."""
+    clip: Annotated[float, Field(gt=0)] = 0.2
+    """A value counts at most so far from what it was before the update."""
+    coefficient: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of the value loss."""
+    warmup_steps: NonNegative = 0
+    """First updates of RL in which the critic learns and the policy stands."""
+    whiten: bool = True
+    """Bring a batch's advantages to mean 0 and standard deviation 1."""
+
+
 class ModelConfig(Section):
     """One set of weights."""
 
@@ -72,6 +94,8 @@ class ModelConfig(Section):
     """Adapters to train; without this section all weights are trained."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimiser settings."""
+    critic: CriticConfig | None = None
+    """A value model beside it, for agents whose estimator is `gae`."""
     context: Positive | None = None
     """Largest number of tokens of prompt and completion; the model's own limit by default."""
     max_lag: NonNegative | None = None
@@ -233,6 +257,23 @@ class SamplingConfig(Section):
         return self
 
 
+class OverlongConfig(Section):
+    """A penalty that grows with an output's length over its last tokens before a limit (DAPO)."""
+
+    limit: Positive
+    """Sampled tokens from which on the whole penalty counts."""
+    buffer: Positive
+    """It begins so many tokens before, and grows linearly."""
+    penalty: Annotated[float, Field(lt=0)] = -1.0
+    """The whole penalty."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> OverlongConfig:
+        if self.buffer > self.limit:
+            raise ValueError(f"buffer {self.buffer} exceeds limit {self.limit}; make it shorter")
+        return self
+
+
 class CreditConfig(Section):
     """Overrides of how one agent's credit is made; what is left out keeps the system's own value."""
 
@@ -242,6 +283,8 @@ class CreditConfig(Section):
     """True: a faulty output gets no reward at all, and a faulty answer counts as wrong."""
     missing: Literal["drop", "renormalise"] | None = None
     """When a judge failed: drop the trajectory, or scale up the other weights. An unknown `shared` always drops it."""
+    overlong: OverlongConfig | None = None
+    """Penalty for long outputs; none by default."""
 
     @field_validator("weights")
     @classmethod
@@ -352,8 +395,11 @@ class LossConfig(Section):
     """Weight of the KL term against the weights at the start of RL; 0 loads no reference."""
     ratio: Literal["token", "sequence"] = "token"
     """One ratio per token, or the geometric mean over a trajectory's tokens."""
-    reduction: Literal["trajectory", "token"] = "trajectory"
-    """Every trajectory counts alike, or every token."""
+    objective: Literal["clipped", "cispo"] = "clipped"
+    """`clipped`: no gradient where the ratio leaves its bounds; `cispo`: the clipped ratio is a weight, and every token
+    keeps its gradient."""
+    reduction: Literal["trajectory", "token"] | Positive = "trajectory"
+    """Every trajectory counts alike, or every token; a number: a trajectory's tokens are summed and divided by it."""
     guard: Literal["auto", "none", "truncate", "mask"] = "auto"
     """Importance weight of samples from older weights, rho = pi_now / pi_sampled per token: `truncate` multiplies by
     min(rho, guard_cap), `mask` leaves out tokens with rho outside 1 / guard_cap .. guard_cap; `auto`: `truncate` where

@@ -240,7 +240,7 @@ async def _train_step(run: Run) -> None:
             if name in run.trainers:
                 metrics |= run.trainers[name].update(samples)
     run.step, run.is_updating = step, False
-    run.sampled += sum(t.num_sampled for record in records for t in record.group.trajectories)
+    run.sampled += sum(record.group.num_sampled for record in records)
     _tell(run, metrics | {"team/sampled": run.sampled} | times.metrics())
 
 

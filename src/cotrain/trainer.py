@@ -5,13 +5,16 @@
 Guarantees: packs do not change the loss; a step whose loss or gradient is not finite leaves the weights as they were;
 after `load` the next update is bit-identical to the unbroken run's (CPU). It knows no groups, rewards or estimators.
 
-Shapes: T tokens of a pack's tree, N sampled tokens, U distinct rows of logits of a pack, V vocabulary.
+With a critic (`critic.py`) advantages are made here, from the credits that the samples carry.
+
+Shapes: T tokens of a pack's tree, N sampled tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +24,11 @@ from torch import Tensor
 
 from cotrain import checkpoints
 from cotrain.batch import Pack, means_by_agent, pack
+from cotrain.critic import Critic, Estimates, metrics_of
 from cotrain.errors import TrainError
-from cotrain.losses import Guard, Terms, clipped_surrogate, negative_log_likelihood
+from cotrain.forward import sampled_logprobs, tensor_of
+from cotrain.losses import Guard, Terms, cispo, clipped_surrogate, k3, negative_log_likelihood
+from cotrain.optimizer import Optimizer
 from cotrain.sections import LossConfig, ModelConfig, OptimizerConfig
 from cotrain.types import Sample
 
@@ -50,53 +56,6 @@ def lr_at(step: int, optimizer: OptimizerConfig, total_steps: int) -> float:
     return optimizer.lr
 
 
-def sampled_logprobs(
-    network: torch.nn.Module,
-    part: Pack,
-    temperatures: Mapping[str, float],
-    parameters: Mapping[str, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(logprobs_N, entropy_N) of a pack's sampled tokens, float32: log_softmax(logits / T) at the agent's temperature.
-
-    An agent without an entry, or with 0 (greedy), has T = 1. Logits exist only where a token was sampled, and once for
-    siblings that share a predecessor. `parameters`, by name, take the place of the network's own for this call.
-    Entropy carries no gradient.
-    """
-    like = next(network.parameters())
-    device, mask = like.device, None
-    if part.mask_TT is not None:  # additive, because only some attention kernels understand a boolean one
-        blocked_TT = _tensor(~part.mask_TT, device)
-        mask = torch.zeros_like(blocked_TT, dtype=like.dtype).masked_fill_(blocked_TT, torch.finfo(like.dtype).min)
-    scale = [temperatures.get(agent, 1.0) or 1.0 for agent in part.agents]
-    distinct = sorted(set(scale))
-    kind_N = np.array([distinct.index(t) for t in scale])[part.trajectory_N]
-    rows_U, row_N = np.unique(part.predict_N * len(distinct) + kind_N, return_inverse=True)
-    inputs: dict[str, object] = {
-        "input_ids": _tensor(part.token_ids_T, device)[None],
-        "position_ids": _tensor(part.positions_T, device)[None],
-        "attention_mask": None if mask is None else mask[None, None],
-        "logits_to_keep": _tensor(rows_U // len(distinct), device),
-        "use_cache": False,
-    }
-    output = torch.func.functional_call(network, dict(parameters or {}), (), inputs)
-    logits_UV = output.logits[0].float()
-    if distinct != [1.0]:
-        logits_UV = logits_UV / _tensor(np.array(distinct)[rows_U % len(distinct)], device)[:, None]
-    logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
-    rows = _tensor(row_N, device)
-    return logprobs_UV[rows, _tensor(part.targets_N, device)], _entropy(logprobs_UV.detach())[rows]
-
-
-def _entropy(logprobs_UV: Tensor) -> Tensor:
-    # In slices, because a whole temporary the size of the logits would set the peak of the memory.
-    return -torch.cat([(part.exp() * part).sum(-1) for part in torch.split(logprobs_UV, 64)])
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
 class _Tally:
     """What a batch leaves behind for the metrics: `series` of arrays over N, and one loss and norm per pass."""
 
@@ -104,6 +63,8 @@ class _Tally:
         self.series: dict[str, list[np.ndarray]] = {}
         self.loss: list[float] = []
         self.grad_norm: list[float] = []
+        self.value_loss: list[float] = []
+        self.estimates: Sequence[Estimates] = ()
 
     def add(self, name: str, values_N: Tensor) -> None:
         """Append one pack's values to a series."""
@@ -142,19 +103,15 @@ class Trainer:
         self._rl_step = 0  # batches since the start of RL: the place in the learning-rate schedule
         self._bad_updates = 0
         self._phase = "new"  # then "warmup", then "rl"
-        self._optimizer: torch.optim.Optimizer | None = None
         self._reference: dict[str, Tensor] = {}
         self._reference_digest: str | None = None
         # Without dropout, as the sampler runs; the loader has marked what is trained.
         named = model.network.eval().named_parameters() if config.trainable else ()
-        self._parameters = {name: p for name, p in named if p.requires_grad}
-        self._masters: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
-            if config.master_weights and parameter.dtype != torch.float32:
-                self._masters[name] = parameter.detach().float()
-                parameter.register_post_accumulate_grad_hook(_add_to(self._masters[name]))  # type: ignore[no-untyped-call]
-        self._stepped = [self._masters.get(name, p) for name, p in self._parameters.items()]
+        trained = {name: p for name, p in named if p.requires_grad}
+        self.critic: Critic | None = None
+        if config.critic is not None and config.trainable:  # before the parameters have hooks, which a copy would share
+            self.critic = Critic(model.network, config.critic, master_weights=config.master_weights)
+        self._optimizer = Optimizer(trained, config.optimizer, master_weights=config.master_weights)
 
     def begin_rl(self) -> None:
         """End the warm-up: remember the weights as the KL reference (if beta > 0), start a fresh optimiser.
@@ -165,9 +122,11 @@ class Trainer:
         if self._phase == "rl" or not self.config.trainable:
             return
         self._phase = "rl"
-        self._optimizer = self._new_optimizer()
+        self._optimizer.reset()
+        if self.critic is not None:
+            self.critic.begin(self.model.network)
         if self.loss.beta > 0.0:
-            self._reference = {name: p.detach().clone() for name, p in self._parameters.items()}
+            self._reference = {name: p.detach().clone() for name, p in self._optimizer.parameters.items()}
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One step of RL: `updates_per_batch` passes over the batch. Returns metrics by name.
@@ -188,29 +147,37 @@ class Trainer:
         lr = lr_at(self._rl_step, self.config.optimizer, self.total_steps)
         packs = pack(samples, tokens_per_pack=self.tokens_per_pack, reduction=self.loss.reduction)
         references = [self._reference_logprobs(part) for part in packs]  # they do not move: once for all passes
+        estimates = self.critic.estimate(packs, references, self.loss.beta) if self.critic and packs else []
         before: dict[int, Tensor] = {}  # log-probs of each pack under the weights before the step: the first pass's
 
         def surrogate(index: int, part: Pack, logprobs_N: Tensor) -> tuple[Tensor, Terms]:
             device = logprobs_N.device
-            old_N, advantages_N = _tensor(part.old_logprobs_N, device), _tensor(part.advantages_N, device)
+            advantages_N = tensor_of(estimates[index].advantages_N if estimates else part.advantages_N, device)
+            old_N = tensor_of(part.old_logprobs_N, device)
             if self.guard is not None:
                 now_N = before.setdefault(index, logprobs_N.detach())
                 advantages_N, old_N = advantages_N * self.guard(now_N - old_N), now_N
-            return clipped_surrogate(
+            loss, terms = {"clipped": clipped_surrogate, "cispo": cispo}[self.loss.objective](
                 logprobs_N,
                 old_N,
                 advantages_N,
-                _tensor(part.coefficients_N, device),
+                tensor_of(part.coefficients_N, device),
                 clip_low=self.loss.clip_low,
                 clip_high=self.loss.clip_high,
-                beta=self.loss.beta,
+                beta=0.0 if estimates else self.loss.beta,  # a critic's rewards hold the KL term
                 ref_logprobs_N=references[index],
                 ratio=self.loss.ratio,
-                trajectory_N=_tensor(part.trajectory_N, device),
+                trajectory_N=tensor_of(part.trajectory_N, device),
             )
+            reference_N = references[index]
+            if estimates and reference_N is not None:
+                terms = replace(terms, kl_N=k3(logprobs_N, reference_N).detach())
+            return loss, terms
 
+        is_held = self.critic is not None and self._rl_step < self.critic.config.warmup_steps
         self._rl_step += 1
-        return self._fit(packs, surrogate, lr, self.updates_per_batch, self.temperatures)
+        loss = None if is_held else surrogate
+        return self._fit(packs, loss, lr, self.updates_per_batch, self.temperatures, estimates)
 
     def warmup(self, samples: Sequence[Sample], lr: float) -> dict[str, float]:
         """One supervised step on demonstrations, at temperature 1: their advantages and log-probs are not read.
@@ -224,21 +191,30 @@ class Trainer:
         if self._phase == "rl":
             raise TrainError(f"model {self.model.name}", "a warm-up step after the start of RL", "Warm up first")
         if self._phase == "new":
-            self._phase, self._optimizer = "warmup", self._new_optimizer()
+            self._phase = "warmup"
+            self._optimizer.reset()
 
         def likelihood(_: int, part: Pack, logprobs_N: Tensor) -> tuple[Tensor, None]:
-            return negative_log_likelihood(logprobs_N, _tensor(part.coefficients_N, logprobs_N.device)), None
+            return negative_log_likelihood(logprobs_N, tensor_of(part.coefficients_N, logprobs_N.device)), None
 
-        packs = pack(samples, tokens_per_pack=self.tokens_per_pack, reduction=self.loss.reduction)
+        reduction = self.loss.reduction if isinstance(self.loss.reduction, str) else "trajectory"
+        packs = pack(samples, tokens_per_pack=self.tokens_per_pack, reduction=reduction)
         return self._fit(packs, likelihood, lr, passes=1, temperatures={})
 
     def _fit(
-        self, packs: Sequence[Pack], loss: PackLoss, lr: float, passes: int, temperatures: Mapping[str, float]
+        self,
+        packs: Sequence[Pack],
+        loss: PackLoss | None,
+        lr: float,
+        passes: int,
+        temperatures: Mapping[str, float],
+        estimates: Sequence[Estimates] = (),
     ) -> dict[str, float]:
-        """Passes over the packs, each ending in an optimiser step, until one is not finite."""
+        """Passes over the packs, each ending in a step, until one is not finite. Without a loss the policy stands."""
         tally, is_finite = _Tally(), True
         for number in range(passes if packs else 0):
-            is_finite = self._backward(packs, loss, temperatures, tally, first=number == 0)
+            is_finite = loss is None or self._backward(packs, loss, temperatures, tally, first=number == 0)
+            is_finite = is_finite and self._regress(packs, estimates, tally)
             is_finite = is_finite and self._step(lr, tally)
             if not is_finite:
                 break
@@ -271,7 +247,7 @@ class Trainer:
             share.backward()  # type: ignore[no-untyped-call]
             total += share.item()
             if first:
-                old_logprobs_N = _tensor(part.old_logprobs_N, logprobs_N.device)
+                old_logprobs_N = tensor_of(part.old_logprobs_N, logprobs_N.device)
                 tally.add("entropy", entropy_N)
                 tally.add("sampler_gap", (logprobs_N - old_logprobs_N).abs())
             if terms is not None:
@@ -281,19 +257,31 @@ class Trainer:
         tally.loss.append(total)
         return True
 
+    def _regress(self, packs: Sequence[Pack], estimates: Sequence[Estimates], tally: _Tally) -> bool:
+        """Sum the critic's gradient over all packs; False as soon as its loss is not finite."""
+        total = 0.0
+        for part, estimate in zip(packs, estimates, strict=False):  # none without a critic
+            assert self.critic is not None
+            share = self.critic.loss(part, estimate)
+            if not math.isfinite(share.item()):
+                return False
+            share.backward()  # type: ignore[no-untyped-call]
+            total += share.item()
+        if estimates:
+            tally.value_loss.append(total)
+            tally.estimates = estimates
+        return True
+
     def _step(self, lr: float, tally: _Tally) -> bool:
-        """Clip and step; False, with the weights untouched, when the gradient is not finite."""
-        assert self._optimizer is not None
-        norm = torch.nn.utils.clip_grad_norm_(self._stepped, self.config.optimizer.max_grad_norm).item()
-        if not math.isfinite(norm):
+        """Clip and step; False, with all weights untouched, when a gradient is not finite."""
+        critic = self.critic if tally.estimates else None
+        norms = [self._optimizer.clip(), *([critic.optimizer.clip()] if critic else [])]
+        if not all(map(math.isfinite, norms)):
             return False
-        tally.grad_norm.append(norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                self._parameters[name].copy_(master)
+        tally.grad_norm.append(norms[0])
+        self._optimizer.step(lr)
+        if critic is not None:
+            critic.optimizer.step(lr_at(self._rl_step - 1, critic.config.optimizer, self.total_steps))
         self._clear_gradients()
         return True
 
@@ -304,7 +292,7 @@ class Trainer:
         return sampled_logprobs(self.model.network, part, self.temperatures, self._reference)[0]
 
     def save(self, folder: Path, previous: Path | None = None) -> None:
-        """Write what `load` needs into a folder: trained weights, masters, optimiser, reference, counters.
+        """Write what `load` needs into a folder: trained weights, masters, optimiser, critic, reference, counters.
 
         The reference never changes: when `previous`, an earlier save, holds the same one, its file is linked instead
         of written again.
@@ -312,13 +300,12 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         if self._reference and self._reference_digest is None:
             self._reference_digest = checkpoints.digest(self._reference)
-        checkpoints.write_tensors(folder / checkpoints.WEIGHTS, self._parameters)
-        checkpoints.write_tensors(folder / checkpoints.MASTERS, self._masters)
+        self._optimizer.save(folder, checkpoints.POLICY)
+        if self.critic is not None:
+            self.critic.optimizer.save(folder, checkpoints.CRITIC)
         known = self._reference_digest
         if not (previous and known and checkpoints.link_reference(previous, folder, known)):
             checkpoints.write_tensors(folder / checkpoints.REFERENCE, self._reference)
-        if self._optimizer is not None:
-            torch.save(self._optimizer.state_dict(), folder / "optimizer.pt")
         counters = {"version": self.version, "rl_step": self._rl_step, "bad_updates": self._bad_updates}
         checkpoints.write_json(folder / "trainer.json", {**counters, "phase": self._phase, "reference": known})
 
@@ -329,16 +316,15 @@ class Trainer:
             TrainError: the folder is not a save of a trainer with this model and configuration.
         """
         state = checkpoints.read_json(folder / "trainer.json")
-        checkpoints.read_tensors(folder / checkpoints.WEIGHTS, self._parameters)
-        checkpoints.read_tensors(folder / checkpoints.MASTERS, self._masters)
         self._phase, self.version = str(state["phase"]), int(str(state["version"]))
         self._rl_step, self._bad_updates = int(str(state["rl_step"])), int(str(state["bad_updates"]))
-        self._optimizer, self._reference, self._reference_digest = None, {}, None
-        if self._phase != "new":
-            self._optimizer = self._new_optimizer()
-            self._optimizer.load_state_dict(checkpoints.read_optimizer(folder / "optimizer.pt"))
+        self._optimizer.load(folder, checkpoints.POLICY, has_moments=self._phase != "new")
+        if self.critic is not None:
+            self.critic.optimizer.load(folder, checkpoints.CRITIC, has_moments=self._phase == "rl")
+        self._reference, self._reference_digest = {}, None
         if self._phase == "rl" and self.loss.beta > 0.0:
-            self._reference = {name: torch.empty_like(p).detach() for name, p in self._parameters.items()}
+            trained = self._optimizer.parameters
+            self._reference = {name: torch.empty_like(p).detach() for name, p in trained.items()}
             checkpoints.read_tensors(folder / checkpoints.REFERENCE, self._reference)
             self._reference_digest = str(state["reference"])
 
@@ -351,6 +337,8 @@ class Trainer:
             "loss": float(np.mean(tally.loss)) if tally.loss else math.nan,
             "grad_norm": float(np.mean(tally.grad_norm)) if tally.grad_norm else math.nan,
         }
+        if tally.estimates:
+            values |= {"value_loss": float(np.mean(tally.value_loss)), **metrics_of(tally.estimates)}
         agents: dict[str, float] = {}
         if tally.loss:
             series = {name: np.concatenate(parts) for name, parts in tally.series.items()}
@@ -378,31 +366,7 @@ class Trainer:
                         where, f"{what} that are not finite", "Drop the trajectory and find out who made them"
                     )
 
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        settings = self.config.optimizer
-        return torch.optim.AdamW(
-            self._stepped,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,  # three to six times as fast as the others, on the CPU too
-        )
-
     def _clear_gradients(self) -> None:
-        for tensor in (*self._parameters.values(), *self._masters.values()):
-            tensor.grad = None
-
-
-def _add_to(master: Tensor) -> Callable[[Tensor], None]:
-    """A hook that moves a parameter's gradient of one pack to its float32 master: sums in bfloat16 lose small packs."""
-
-    def move(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad.add_(parameter.grad)
-        parameter.grad = None
-
-    return move
+        self._optimizer.clear()
+        if self.critic is not None:
+            self.critic.optimizer.clear()

@@ -165,6 +165,7 @@ class Group:
     """All trajectories of one question in one step.
 
     `dropped` counts, by reason, the rollouts that infrastructure failures removed and the prompts that did not fit.
+    `unused` counts sampled tokens that are in none of the trajectories: attempts that were repeated, masked rollouts.
     """
 
     question: Question
@@ -172,6 +173,12 @@ class Group:
     strategy: str
     trajectories: tuple[Trajectory, ...]
     dropped: Mapping[str, int] = field(default_factory=dict)
+    unused: int = 0
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens that were sampled for this group, unused ones included."""
+        return self.unused + sum(t.num_sampled for t in self.trajectories)
 
     def readers(self, trajectory: Trajectory) -> tuple[Trajectory, ...]:
         """The trajectories that read this one, over all rollouts."""
@@ -195,20 +202,31 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overlong:
+    """What length costs: 0 up to `limit - buffer` sampled tokens, then linear to `penalty` at `limit` and beyond."""
+
+    limit: int
+    buffer: int
+    penalty: float = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRule:
     """How one agent's credit is made from its rewards: `gate * sum of weights * rewards + penalty`.
 
     `weights` are by reward name: `shared`, `format` (1 without faults, else 0) and whatever a judge gives. With `gate`
     a faulty output gets no reward at all (and a faulty answer passes on a shared reward of 0). The penalty counts once
-    if any fault was found. A reward that is unknown drops the trajectory, or the weights of the known ones are
-    scaled up (`renormalise`); an unknown `shared` always drops it. `aggregate` joins the shared rewards of several
-    readers; `propagate` says what a reader passes back: its `shared` reward alone, or its `full` credit.
+    if any fault was found; `overlong` adds one for length. A reward that is unknown drops the trajectory, or the
+    weights of the known ones are scaled up (`renormalise`); an unknown `shared` always drops it. `aggregate` joins the
+    shared rewards of several readers; `propagate` says what a reader passes back: its `shared` reward alone, or its
+    `full` credit.
     """
 
     weights: Mapping[str, float] = field(default_factory=lambda: {"shared": 1.0})
     gate: bool = False
     missing: Literal["drop", "renormalise"] = "drop"
     penalty: float = 0.0
+    overlong: Overlong | None = None
     aggregate: Literal["mean", "max", "min"] = "mean"
     propagate: Literal["shared", "full"] = "shared"
 
@@ -218,7 +236,8 @@ class Sample:
     """What the loss sees of a trajectory: T tokens, of which the masked ones were sampled.
 
     `mask`, `logprobs`, `versions` and `advantages` have one entry per token; outside the mask the last three are 0.
-    `weight` is the trajectory's weight in the objective. A trajectory whose turns do not extend each other is split
+    `weight` is the trajectory's weight in the objective. Where a critic makes the advantages, `advantages` hold the
+    trajectory's credit, the return of each of its tokens. A trajectory whose turns do not extend each other is split
     into several samples with the same `trajectory_id`; it still counts once.
     """
 

@@ -403,7 +403,9 @@ def test_masters_sum_the_gradients_of_packs_in_float32():
     gradients = []
     for tokens_per_pack in (1, 1000):
         trainer = make("bfloat16", tokens_per_pack=tokens_per_pack, loss=LossConfig(beta=0.0))
-        trainer._step = lambda lr, tally, t=trainer: gradients.append([m.grad.clone() for m in t._stepped]) or True
+        trainer._step = lambda lr, tally, t=trainer: (
+            gradients.append([m.grad.clone() for m in t._optimizer._stepped]) or True
+        )
         trainer.update(batch())
     assert all(g.dtype == torch.float32 for g in gradients[0])
     assert any((g != g.bfloat16().float()).any() for g in gradients[0])  # a sum of seven that bfloat16 cannot hold

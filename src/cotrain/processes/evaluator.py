@@ -99,7 +99,7 @@ async def _write(seat: _Seat, step: int) -> None:
         update_s += float(str(of_model.pop("time/update_s", 0.0)))
         metrics |= {key if key != "time/wait_s" else f"time/wait_{name}_s": value for key, value in of_model.items()}
     before = int(str(runs.last_train_row(folder).get("team/sampled", 0)))
-    sampled = sum(t.num_sampled for record in records for t in record.group.trajectories)
+    sampled = sum(record.group.num_sampled for record in records)
     metrics |= {"team/sampled": before + sampled, "time/rollout_s": seconds, "time/update_s": update_s}
     _tell(seat, metrics)
     if is_evaluated(config, step, last=step == store.status().last_step):

@@ -90,7 +90,7 @@ async def _make(joined: Joined, task: Task, stages: Sequence[Stage]) -> bool:
         raise
     seconds = time.perf_counter() - started
     samples = samples_by_model([record], list(config.models))
-    sampled = sum(t.num_sampled for t in record.group.trajectories)
+    sampled = record.group.num_sampled
     kept = dump_record(MadeGroup(record=record, dropped=dropped, time_s=seconds, worker=joined.owner))
     is_new = store.put(task, {name: samples[name] for name in trained_models(config)}, kept, sampled)
     what = f"{sampled} tokens in {seconds:.1f} s" if is_new else "was there already"
