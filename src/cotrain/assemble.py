@@ -18,9 +18,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from cotrain import advantages, align, losses
+from cotrain import advantages, align, losses, shapley
 from cotrain.advantages import Estimator
 from cotrain.align import Align
+from cotrain.branching import counterfactual, tree
 from cotrain.config import RunConfig
 from cotrain.data.corpus import Corpus, fan_out
 from cotrain.endpoints import Endpoint
@@ -33,6 +34,7 @@ from cotrain.rewards import METRICS, at_least
 from cotrain.roster import Roster, System
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
 from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
+from cotrain.shapley import with_shapley
 from cotrain.trainer import Trainer
 from cotrain.types import Agent, CreditRule, Metric, Overlong, Passage
 
@@ -147,6 +149,7 @@ def _rules(config: RunConfig, system: System, agents: Mapping[str, Agent]) -> di
         flow = {"aggregate": config.rewards.aggregate, "propagate": config.rewards.propagate}
         rule = rules[name] = replace(own, **{"penalty": penalty, **flow, **given})
         known = ["shared", "format", *(judge for judge, chosen in config.judges.items() if name in chosen.agents)]
+        known += [shapley.REWARD] if config.sampling.shapley else []
         _refuse_unknown(f"rewards.credit.{name}.weights", rule.weights, known, "shared, format and its judges")
     return rules
 
@@ -330,7 +333,14 @@ def _strategy(config: RunConfig, num_agents: int) -> Strategy:
                 "Give one probability per agent, in the system's order",
             )
         return round_robin(probabilities)
-    return {"fork_on_first": fork_on_first, "independent": independent}[config.sampling.strategy]
+    named: dict[str, Strategy] = {
+        "fork_on_first": fork_on_first,
+        "independent": independent,
+        "counterfactual": counterfactual,
+        "tree": tree(picks_best=config.sampling.continue_from == "best"),
+    }
+    strategy, shares = named[config.sampling.strategy], config.sampling.shapley
+    return strategy if shares is None else with_shapley(strategy, None if shares == "exact" else shares)
 
 
 def _override(agent: Agent, override: AgentConfig | None) -> Agent:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -38,7 +39,9 @@ def quiet(phase: str, done: int, total: int) -> None:
     """A `Progress` that says nothing."""
 
 
-async def rollouts(plan: Plan, roster: Roster, questions: Sequence[Question], step: int) -> list[Group]:
+async def rollouts(
+    plan: Plan, roster: Roster, questions: Sequence[Question], step: int, attempt: int = 0
+) -> list[Group]:
     """Have the team work on each question by the plan's strategy; one group per question, in order."""
 
     def job(question: Question, cohort: Cohort | None) -> Coroutine[object, object, Group]:
@@ -51,10 +54,18 @@ async def rollouts(plan: Plan, roster: Roster, questions: Sequence[Question], st
                 seed=plan.config.loop.seed,
                 group_size=plan.config.sampling.group_size,
                 cohort=cohort,
+                attempt=attempt,
+                value=partial(answers_worth, plan),
             )
         )
 
     return await together(job, questions, plan.config.engine.batching)
+
+
+async def answers_worth(plan: Plan, group: Group) -> dict[str, float]:
+    """The shared reward of each rollout's answer, by rollout id, where it is known."""
+    (scored,), _ = await score_groups(plan, [group])
+    return {str(t.rollout_id): t.rewards["shared"] for t in scored.sinks() if "shared" in t.rewards}
 
 
 async def together(
@@ -87,6 +98,29 @@ async def judge(plan: Plan, groups: Sequence[Group]) -> tuple[list[GroupRecord],
         records.append(record)
         dropped.update(group.dropped)
         dropped.update(unused)
+    return records, dropped
+
+
+async def resampled(
+    plan: Plan, roster: Roster, step: int, judged: tuple[list[GroupRecord], Mapping[str, int]]
+) -> tuple[list[GroupRecord], Mapping[str, int]]:
+    """The judged groups of a step, those without any advantage sampled again, `sampling.resample` times at most.
+
+    What an attempt dropped counts, and so do its tokens (`Group.unused`); "resampled" counts the attempts. Source:
+    dynamic sampling, DAPO, arXiv 2503.14476, which takes other questions; here a group keeps its own.
+    """
+    records, dropped = list(judged[0]), Counter(judged[1])
+    for attempt in range(1, plan.config.sampling.resample + 1):
+        places = [i for i, record in enumerate(records) if record.group.trajectories and not record.advantages]
+        if not places:
+            break
+        before = [records[i].group for i in places]
+        again = await rollouts(plan, roster, [group.question for group in before], step, attempt)
+        renewed, reasons = await judge(plan, again)
+        dropped.update({**reasons, "resampled": len(places)})
+        for place, old, record in zip(places, before, renewed, strict=True):
+            group = replace(record.group, unused=record.group.unused + old.num_sampled)
+            records[place] = replace(record, group=group)
     return records, dropped
 
 

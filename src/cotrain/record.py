@@ -9,12 +9,13 @@ the past does not hold is a `ReplayError` until the past is used up; from then o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from cotrain.errors import ReplayError
+from cotrain.types import Trajectory
 
 PATIENCE_S = 30
 """How long a replayed call waits for what comes before it: replay costs no time, so only a changed system waits."""
@@ -90,6 +91,28 @@ class Record:
     def num_returned(self) -> int:
         """Number of calls that have come back."""
         return sum(call.result.done() for call in self.calls)
+
+    def until(self, number: int) -> Record:
+        """What was issued before ask `number`, with its results: a past that ends there."""
+        asks = [place for place, call in enumerate(self.calls) if call.kind == "ask" and call.number >= number]
+        past = Record(self.where)
+        past.calls = self.calls[: min(asks, default=len(self.calls))]
+        past._order = [(event, call) for event, call in self._order if call in past.calls]
+        past._num_asks = sum(call.kind == "ask" for call in past.calls)
+        return past
+
+    def rename(self, trajectories: Mapping[str, Trajectory], names: Mapping[str, str]) -> None:
+        """Have the asks that came back hold these trajectories, by new id, in place of the old; `names`: old -> new."""
+        for call in self.calls:
+            if call.kind == "ask":
+                prompt_ids, reads = call.given
+                assert isinstance(reads, tuple)
+                call.given = (prompt_ids, tuple(names.get(id, id) for id in reads))
+            if call.kind == "ask" and call.result.done():
+                before = call.result.result()
+                assert isinstance(before, Trajectory)
+                call.result = asyncio.get_running_loop().create_future()
+                call.result.set_result(trajectories[names[before.id]])
 
     @contextmanager
     def result_of(self, call: Call) -> Iterator[None]:

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cotrain.engines.base import Cohort
 from cotrain.errors import ConfigError, InfrastructureError, WorkflowError
+from cotrain.record import Record
 from cotrain.roster import Roster, Script, System
 from cotrain.team import Team
 from cotrain.types import Group, Question, Trajectory
@@ -24,9 +25,17 @@ from cotrain.types import Group, Question, Trajectory
 log = logging.getLogger(__name__)
 
 
+Value = Callable[[Group], Awaitable[Mapping[str, float]]]
+"""The shared reward of each rollout's answer, by rollout id; one that could not be judged is not among them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One question to be worked on by a team in one step, as a live member of `cohort` (if there is one)."""
+    """One question to be worked on by a team in one step, as a live member of `cohort` (if there is one).
+
+    `attempt` counts how often the group was begun again: it draws other tokens. `value` scores rollouts, for those
+    strategies that need to know on the way.
+    """
 
     system: System
     roster: Roster
@@ -36,23 +45,48 @@ class Job:
     group_size: int = 4
     cohort: Cohort | None = None
     script: Script | None = None
+    attempt: int = 0
+    value: Value | None = None
+
+    @property
+    def noise(self) -> int:
+        """The seed of every token; of repeated attempts far away from the seeds that users choose."""
+        return self.seed + self.attempt * 1_000_000_007
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One whole rollout that a fork can begin from: its record and its trajectories, the trunk's included."""
+
+    record: Record
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def num_asks(self) -> int:
+        """Number of top-level asks."""
+        return 1 + max(t.call for t in self.trajectories)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
-    """What a fork gave: the trunk's trajectories and every branch's, and how many rollouts were dropped, by reason."""
+    """What a fork gave: the trunk's trajectories and every branch's, and how many rollouts were dropped, by reason.
+
+    `rollouts`, by id, are what further forks can begin from.
+    """
 
     trajectories: tuple[Trajectory, ...]
     dropped: Mapping[str, int] = field(default_factory=dict)
+    rollouts: Mapping[str, Rollout] = field(default_factory=dict)
 
 
 Strategy = Callable[[Job], Coroutine[object, object, Group]]
 
 
-async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
-    """Run the first `at` top-level asks once, then `size` branches that share them.
+async def fork(job: Job, *, at: int, size: int, pass_id: int = 0, base: Rollout | None = None) -> Branches:
+    """Run the first `at` top-level asks once, or take them over from `base`, then `size` branches that share them.
 
-    Rollouts that meet an `InfrastructureError` are removed, counted and logged; on the trunk it removes them all.
+    What is taken over becomes the trunk of this pass, under names of its own. Rollouts that meet an
+    `InfrastructureError` are removed, counted and logged; on the trunk it removes them all.
 
     Raises:
         WorkflowError: the system makes no ask number `at`, or a rollout leaves an output that nobody reads or scores.
@@ -62,15 +96,17 @@ async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
         Team,
         job.roster,
         job.question,
-        seed=job.seed,
+        seed=job.noise,
         step=job.step,
         pass_id=pass_id,
         cohort=job.cohort,
         script=job.script,
     )
-    trunk = team_of(branch=None, pause_at=at)
+    trunk = team_of(branch=None, pause_at=at, past=base.record.until(at) if base else None)
     try:
         await _run_trunk(job, trunk, at)
+        if base is not None:
+            trunk.adopt(base.trajectories)
     except Exception as error:
         return Branches(trajectories=(), dropped={_reason_if_infrastructure(error, job): size})
     teams = [team_of(branch=b, past=trunk.record) for b in range(size)]
@@ -80,10 +116,26 @@ async def fork(job: Job, *, at: int, size: int, pass_id: int = 0) -> Branches:
     for team, failure in zip(teams, finished, strict=True):
         dropped.update(team.dropped)
         dropped[failure or ""] += failure is not None
-    kept = [t for team, failure in zip(teams, finished, strict=True) if failure is None for t in _by_call(team)]
+    whole = [team for team, failure in zip(teams, finished, strict=True) if failure is None]
+    kept = [t for team in whole for t in _by_call(team)]
     # A trunk without a surviving branch would hold outputs that nobody reads.
-    trajectories = (*_by_call(trunk), *kept) if kept else ()
-    return Branches(trajectories=trajectories, dropped=+dropped)
+    shared = _by_call(trunk) if kept else []
+    rollouts = {
+        str(team.rollout_id): Rollout(record=team.record, trajectories=(*shared, *_by_call(team))) for team in whole
+    }
+    return Branches(trajectories=(*shared, *kept), dropped=+dropped, rollouts=rollouts)
+
+
+async def masked_rollout(job: Job, rollout_id: str, masked: Collection[str]) -> Branches:
+    """A whole rollout in which some agents say nothing, with the noise of rollout `rollout_id`."""
+    pass_id, branch = map(int, rollout_id.split("."))
+    team_of = partial(
+        Team, job.roster, job.question, seed=job.noise, step=job.step, pass_id=pass_id, cohort=job.cohort, masked=masked
+    )
+    team = team_of(branch=branch)
+    failure = await _run_branch(job, team, team_of(branch=None))
+    dropped = team.dropped + Counter([failure] if failure else [])
+    return Branches(trajectories=() if failure else tuple(_by_call(team)), dropped=dropped)
 
 
 def _by_call(team: Team) -> list[Trajectory]:
@@ -166,7 +218,7 @@ async def _run_branch(job: Job, team: Team, trunk: Team) -> str | None:
 
 async def fork_on_first(job: Job) -> Group:
     """FoF: fork at the first call; G whole rollouts, every agent's outputs are peers of each other."""
-    return _group(job, "fork_on_first", [await fork(job, at=0, size=job.group_size)])
+    return group_of(job, "fork_on_first", [await fork(job, at=0, size=job.group_size)])
 
 
 def round_robin(probabilities: Sequence[float] | None = None) -> Strategy:
@@ -193,7 +245,7 @@ def round_robin(probabilities: Sequence[float] | None = None) -> Strategy:
                 raise ConfigError("sampling.fork_probabilities", found, "Give it 0")
         draw = random.Random(f"{job.seed}:{job.step}:{job.question.id}:round_robin")
         (at,) = draw.choices(range(sum(asked)), [w for w, is_asked in zip(weights, asked, strict=True) if is_asked])
-        return _group(job, "round_robin", [await fork(job, at=at, size=job.group_size)])
+        return group_of(job, "round_robin", [await fork(job, at=at, size=job.group_size)])
 
     return strategy
 
@@ -206,11 +258,7 @@ async def independent(job: Job) -> Group:
     cohort = job.cohort or Cohort()
     passes = range(sum(_asked(job.system)))
     forks = await cohort.gather([fork(job, at=k, size=job.group_size, pass_id=k) for k in passes])
-    targeted = [
-        replace(branches, trajectories=tuple(_only_call(t, k) for t in branches.trajectories))
-        for k, branches in enumerate(forks)
-    ]
-    return _group(job, "independent", targeted)
+    return group_of(job, "independent", [only_call(branches, k) for k, branches in enumerate(forks)])
 
 
 def _asked(system: System) -> list[bool]:
@@ -219,12 +267,14 @@ def _asked(system: System) -> list[bool]:
     return [agent.name not in delegates for agent in system.agents]
 
 
-def _only_call(trajectory: Trajectory, number: int) -> Trajectory:
-    """The trajectory, trained only if it belongs to top-level call `number`."""
-    return replace(trajectory, trainable=trajectory.trainable and trajectory.call == number)
+def only_call(branches: Branches, number: int) -> Branches:
+    """The branches, of which only what belongs to top-level call `number` is trained."""
+    targeted = (replace(t, trainable=t.trainable and t.call == number) for t in branches.trajectories)
+    return replace(branches, trajectories=tuple(targeted))
 
 
-def _group(job: Job, strategy: str, forks: Sequence[Branches]) -> Group:
+def group_of(job: Job, strategy: str, forks: Sequence[Branches]) -> Group:
+    """All passes of a question as its group."""
     dropped: Counter[str] = Counter()
     for branches in forks:
         dropped.update(branches.dropped)

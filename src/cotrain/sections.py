@@ -238,7 +238,7 @@ class CorpusConfig(Section):
 class SamplingConfig(Section):
     """How many rollouts, and where they fork."""
 
-    strategy: Literal["fork_on_first", "round_robin", "independent"] = "fork_on_first"
+    strategy: Literal["fork_on_first", "round_robin", "independent", "counterfactual", "tree"] = "fork_on_first"
     """Where the branches of a group part (see docs/methods.md)."""
     group_size: Annotated[int, Field(ge=2)] = 4
     """Branches per fork, G."""
@@ -246,6 +246,13 @@ class SamplingConfig(Section):
     """Questions whose groups make one batch."""
     fork_probabilities: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     """round_robin only: probability of forking at each agent's call; uniform by default."""
+    continue_from: Literal["best", "random"] = "best"
+    """tree only: the branch from which the next call's branches go on."""
+    resample: NonNegative = 0
+    """How often a group without any advantage is sampled again, to other tokens (dynamic sampling)."""
+    shapley: Literal["exact"] | Positive | None = None
+    """Give every agent the reward `shapley`: its share of the answer's reward, by masking agents out, over all
+    coalitions or over so many drawn orders. With fork_on_first only; it costs that many more rollouts."""
 
     @model_validator(mode="after")
     def _probabilities(self) -> SamplingConfig:
@@ -254,6 +261,10 @@ class SamplingConfig(Section):
                 raise ValueError("fork_probabilities belong to strategy 'round_robin'; leave them out")
             if abs(sum(self.fork_probabilities) - 1.0) > 1e-6:
                 raise ValueError(f"fork_probabilities sum to {sum(self.fork_probabilities)}; make them sum to 1")
+        if self.continue_from != "best" and self.strategy != "tree":
+            raise ValueError("continue_from belongs to strategy 'tree'; leave it out")
+        if self.shapley is not None and self.strategy != "fork_on_first":
+            raise ValueError("shapley needs strategy 'fork_on_first', whose rollouts share no call")
         return self
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -41,6 +41,7 @@ class Team:
         pause_at: number of the top-level ask before which to stop for good (see `paused`).
         cohort: the batch of work that this rollout belongs to.
         script: answers in place of engines; then what an engine says all the same is not trained on.
+        masked: agents who say nothing; what the system does then is its default for them.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Team:
         pause_at: int | None = None,
         cohort: Cohort | None = None,
         script: Script | None = None,
+        masked: Collection[str] = (),
     ) -> None:
         self.roster, self.question = roster, question
         self.record = Record(f"question {question.id}", past)
@@ -63,7 +65,7 @@ class Team:
         self.dropped: Counter[str] = Counter()
         self.paused = asyncio.Event()
         self._seed, self._step, self._pass, self._branch = seed, step, pass_id, branch
-        self._pause_at, self._cohort, self._script = pause_at, cohort, script
+        self._pause_at, self._cohort, self._script, self._masked = pause_at, cohort, script, masked
         self._busy = 0
         self._held: list[Call] = []
         self._under_way: set[asyncio.Task[object]] = set()
@@ -146,6 +148,30 @@ class Team:
         """Number of calls that have not come back yet."""
         return len(self._under_way)
 
+    def adopt(self, trajectories: Sequence[Trajectory]) -> None:
+        """Make what was replayed so far this trunk's own: the trajectories behind it, under ids of this pass.
+
+        `trajectories` are those of the rollout that the past belongs to.
+        """
+        num_asks = sum(call.kind == "ask" and call.result.done() for call in self.record.calls)
+        names = {t.id: self._id(t.id.rsplit(":", 1)[1]) for t in trajectories if t.call < num_asks}
+        self.trajectories = [
+            replace(
+                t,
+                id=names[t.id],
+                rollout_id=None,
+                pass_id=self._pass,
+                caller=names.get(t.caller or ""),
+                reads=tuple(names[id] for id in t.reads),
+                turns=tuple(_renamed(turn, names) for turn in t.turns),
+                trainable=False,
+                rewards={},
+            )
+            for t in trajectories
+            if t.id in names
+        ]
+        self.record.rename({t.id: t for t in self.trajectories}, names)
+
     async def close(self) -> None:
         """Cancel the calls that are under way although the system has ended; nothing of them stays behind."""
         for task in self._under_way:
@@ -215,6 +241,8 @@ class Team:
     async def _work(self, work: _Work, check: Check | None = None) -> list[Trajectory]:
         """An agent's episode: the trajectories of those it delegated to, in the order of the calls, then its own."""
         role, id = work.role, self._id(work.place)
+        if role.name in self._masked:
+            return [self._trajectory(work, Episode(turns=(), output="", stop="answer"), None, is_lesson=False)]
         theirs: list[Trajectory] = []
         was_said: list[bool] = []
 
@@ -335,6 +363,12 @@ class _Work:
     reads: tuple[str, ...] = ()
     caller: str | None = None
     task: str = ""
+
+
+def _renamed(turn: Turn, names: Mapping[str, str]) -> Turn:
+    """The turn with the delegates' trajectories under their new ids."""
+    calls = (replace(c, trajectory_id=names[c.trajectory_id]) if c.trajectory_id else c for c in turn.calls)
+    return replace(turn, calls=tuple(calls))
 
 
 def _messages(role: Agent, fields: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ from cotrain.loops import (
     is_evaluated,
     judge,
     quiet,
+    resampled,
     rollouts,
     samples_by_model,
     team_metrics,
@@ -227,7 +228,9 @@ async def _train_step(run: Run) -> None:
     if not any(group.trajectories for group in groups):
         raise InfrastructureError(f"step {step}", "not one rollout could be finished", "Mend what failed, then resume")
     try:
-        records, dropped = await judge(run.plan, groups)
+        judged = await judge(run.plan, groups)
+        with times("rollout"):
+            records, dropped = await resampled(run.plan, roster, step, judged)
     except Exception:  # a metric of the user's may raise anything
         runs.write_groups(run.folder, step, [GroupRecord(group=group) for group in groups])
         raise

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cotrain.losses import clipped_surrogate, k3, mask, negative_log_likelihood, trajectory_mean, truncate
+from cotrain.losses import (
+    cispo,
+    clipped_surrogate,
+    clipped_value,
+    k3,
+    mask,
+    negative_log_likelihood,
+    trajectory_mean,
+    truncate,
+)
 from cotrain.sections import OptimizerConfig
 from cotrain.trainer import lr_at
 
@@ -151,3 +160,30 @@ def test_guards_weigh_by_the_ratio_up_to_the_cap_or_leave_tokens_out():
     log_rho = tensor([1.0, 1.5, 3.0, 0.5, 0.4], dtype=torch.float64).log()
     assert truncate(2.0)(log_rho).tolist() == pytest.approx([1.0, 1.5, 2.0, 0.5, 0.4])
     assert mask(2.0)(log_rho).tolist() == pytest.approx([1.0, 1.5, 0.0, 0.5, 0.0])
+
+
+def test_cispo_keeps_the_gradient_of_every_token() -> None:
+    old = torch.full((3,), -1.0, dtype=torch.float64)
+    new = (old + tensor([1.5, 0.5, 1.1], dtype=torch.float64).log()).requires_grad_()
+    advantages, coefficients = tensor([2.0, 2.0, -1.0]).double(), tensor([0.5, 0.25, 0.25]).double()
+    loss, terms = cispo(new, old, advantages, coefficients, clip_low=0.2, clip_high=0.3)
+    loss.backward()
+    weights = [1.3, 0.8, 1.1]
+    expected = -sum(
+        c * w * a * n
+        for c, w, a, n in zip([0.5, 0.25, 0.25], weights, [2.0, 2.0, -1.0], new.detach().tolist(), strict=True)
+    )
+    assert loss.item() == pytest.approx(expected)
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([-0.5 * 1.3 * 2.0, -0.25 * 0.8 * 2.0, 0.25 * 1.1 * 1.0])
+    assert terms.clipped_N.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_the_clipped_value_loss_takes_the_worse_of_two_errors() -> None:
+    values = tensor([1.0, 0.5, 0.1], requires_grad=True)
+    loss = clipped_value(values, tensor([0.0, 0.4, 0.5]), tensor([1.0, 1.0, 1.0]), tensor([0.5, 0.3, 0.2]), clip=0.2)
+    # near: 0.2, 0.5, 0.3; errors 0.8, 0.5, 0.9 (the plain value's is the larger one in the third)
+    assert loss.item() == pytest.approx(0.5 * (0.5 * 0.64 + 0.3 * 0.25 + 0.2 * 0.81))
+    loss.backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([0.0, 0.3 * -0.5, 0.2 * -0.9])

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from cotrain.errors import RewardError, WorkflowError
-from cotrain.rewards import accuracy, credits, exact_match, f1, normalize, penalty, propagate, score
-from cotrain.types import CreditRule, Group, Question, Trajectory
+from cotrain.rewards import accuracy, credits, exact_match, f1, normalize, overlong, penalty, propagate, score
+from cotrain.types import CreditRule, Group, Overlong, Question, Trajectory
 
 
 def trajectory(id, agent="x", reads=(), output="", faults=(), rewards=None, rollout="0.0"):
@@ -113,3 +113,10 @@ def test_a_read_that_leads_out_of_the_group_is_an_error():
 def test_what_is_no_finite_number_is_no_reward(value):
     with pytest.raises(RewardError, match="trajectory a: the metric gave"):
         score(group(trajectory("a")), lambda answer, golds: value)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(5, 0.0), (6, 0.0), (7, -0.25), (9, -0.75), (10, -1.0), (30, -1.0)])
+def test_length_costs_more_and_more_over_the_buffer(length, expected):
+    assert overlong(length, Overlong(limit=10, buffer=4)) == pytest.approx(expected)
+    assert overlong(length, Overlong(limit=10, buffer=4, penalty=-2.0)) == pytest.approx(2 * expected)
+    assert overlong(length, None) == 0.0

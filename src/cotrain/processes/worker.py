@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from cotrain.assemble import load_cast, trained_models
 from cotrain.curriculum import Stage, questions_at, read_stages, seat, stage_of
 from cotrain.errors import InfrastructureError
-from cotrain.loops import judge, rollouts, samples_by_model
+from cotrain.loops import judge, resampled, rollouts, samples_by_model
 from cotrain.processes.joined import PATIENCE_S, Joined, held
 from cotrain.runs import MadeGroup, dump_record
 from cotrain.store.base import Task
@@ -83,8 +83,9 @@ async def _make(joined: Joined, task: Task, stages: Sequence[Stage]) -> bool:
     started = time.perf_counter()
     try:
         with held(lambda: store.renew(task, config.store.lease_s), config.store.lease_s):
-            groups = await rollouts(plan, stage_of(stages, task.step).roster, [question], task.step)
-            (record,), dropped = await judge(plan, groups)
+            roster = stage_of(stages, task.step).roster
+            judged = await judge(plan, await rollouts(plan, roster, [question], task.step))
+            (record,), dropped = await resampled(plan, roster, task.step, judged)
     except BaseException:
         store.release(task)
         raise
