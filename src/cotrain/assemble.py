@@ -16,35 +16,35 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cotrain import advantages, align, losses, shapley
+from cotrain import advantages, align, shapley
 from cotrain.advantages import Estimator
 from cotrain.align import Align
 from cotrain.branching import counterfactual, tree
 from cotrain.config import RunConfig
 from cotrain.data.corpus import Corpus, fan_out
 from cotrain.endpoints import Endpoint
-from cotrain.engines.local import LocalEngine
 from cotrain.errors import ConfigError
 from cotrain.judges import CORRECTNESS, EXPERT, Judge, coverage, llm_judge
-from cotrain.models import LoadedModel, load_models
 from cotrain.render import Renderer
 from cotrain.rewards import METRICS, at_least
 from cotrain.roster import Roster, System
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
 from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
 from cotrain.shapley import with_shapley
-from cotrain.trainer import Trainer
 from cotrain.types import Agent, CreditRule, Metric, Overlong, Passage
+
+if TYPE_CHECKING:
+    from cotrain.engines.local import LocalEngine
+    from cotrain.models import LoadedModel
+    from cotrain.trainer import Trainer
 
 SYSTEMS = {
     "search_pipeline": "cotrain.systems.search_pipeline:search_pipeline",
     "deep_research": "cotrain.systems.deep_research:deep_research",
     "single_agent": "cotrain.systems.single_agent:single_agent",
 }
-
-GUARDS = {"truncate": losses.truncate, "mask": losses.mask}
 
 RULES: Mapping[str, Judge] = {"coverage": coverage}
 """The judges that a configuration may name as a rule."""
@@ -248,6 +248,9 @@ def load_cast(plan: Plan) -> Cast:
     Raises:
         ModelError: a model cannot be found or loaded.
     """
+    from cotrain.engines.local import LocalEngine
+    from cotrain.models import load_models
+
     models = load_models(plan.config.models)
     engines = {
         name: LocalEngine(
@@ -264,6 +267,10 @@ def load_cast(plan: Plan) -> Cast:
 
 def make_trainer(plan: Plan, model: LoadedModel) -> Trainer:
     """The trainer of one of a plan's models."""
+    from cotrain import losses
+    from cotrain.trainer import Trainer
+
+    guards = {"truncate": losses.truncate, "mask": losses.mask}
     config, guard = plan.config, plan.config.loss.guard
     if guard == "auto":
         guard = "truncate" if max_lag(config, model.name) else "none"
@@ -276,7 +283,7 @@ def make_trainer(plan: Plan, model: LoadedModel) -> Trainer:
         updates_per_batch=config.loop.updates_per_batch,
         max_bad_updates=config.loop.max_bad_updates,
         temperatures={name: agent.sampling.temperature for name, agent in plan.agents.items()},
-        guard=GUARDS[guard](config.loss.guard_cap) if guard in GUARDS else None,
+        guard=guards[guard](config.loss.guard_cap) if guard in guards else None,
     )
 
 

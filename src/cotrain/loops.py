@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from cotrain import runs
 from cotrain.advantages import estimated
-from cotrain.assemble import Plan
 from cotrain.batch import make_samples
 from cotrain.config import RunConfig
 from cotrain.engines.base import Cohort
@@ -30,6 +30,9 @@ from cotrain.roster import Roster
 from cotrain.runs import GroupRecord, Metrics
 from cotrain.sampling import Job, fork, fork_on_first
 from cotrain.types import Group, Question, Sample
+
+if TYPE_CHECKING:
+    from cotrain.assemble import Plan
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, how much there is)."""

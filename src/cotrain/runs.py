@@ -12,9 +12,9 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from cotrain.checkpoints import flush_one
 from cotrain.errors import DataError, TrainError
@@ -58,7 +58,7 @@ def predictions_path(folder: Path, step: int, name: str) -> Path:
 
 def write_groups(folder: Path, step: int, records: Sequence[GroupRecord]) -> None:
     """Write all groups of a step, replacing what was there."""
-    _write_lines(groups_path(folder, step), (asdict(record) for record in records))
+    _write_lines(groups_path(folder, step), map(_plain, records))
 
 
 def read_groups(folder: Path, step: int) -> list[GroupRecord]:
@@ -91,7 +91,7 @@ class MadeGroup:
 
 def dump_record(made: MadeGroup) -> bytes:
     """A group as compressed JSON, for the shared store."""
-    return zlib.compress(json.dumps(asdict(made), ensure_ascii=False).encode())
+    return zlib.compress(json.dumps(_plain(made), ensure_ascii=False).encode())
 
 
 def load_record(data: bytes) -> MadeGroup:
@@ -110,7 +110,7 @@ def load_record(data: bytes) -> MadeGroup:
 
 def write_predictions(folder: Path, step: int, name: str, predictions: Sequence[Prediction]) -> None:
     """Write the predictions of one evaluation, replacing what was there."""
-    _write_lines(predictions_path(folder, step, name), (asdict(p) for p in predictions))
+    _write_lines(predictions_path(folder, step, name), map(_plain, predictions))
 
 
 def read_predictions(folder: Path, step: int, name: str) -> list[Prediction]:
@@ -187,6 +187,15 @@ def rewind(folder: Path, step: int, num_metrics: int) -> None:
     for path in [*folder.glob("groups/step-*.jsonl"), *folder.glob("eval/step-*.jsonl")]:
         if int(path.name.split("-")[1].split(".")[0]) > step:
             path.unlink()
+
+
+def _plain(value: object) -> Any:
+    """A value as JSON can hold it. `dataclasses.asdict` would count the pairs of a `Counter` instead of copying them."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> None:

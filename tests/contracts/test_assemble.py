@@ -12,7 +12,7 @@ from cotrain.errors import ConfigError, InfrastructureError
 from cotrain.roster import System
 from cotrain.systems.search_pipeline import search_pipeline
 from cotrain.trained import check
-from cotrain.types import Agent
+from cotrain.types import Agent, Overlong, Trajectory
 
 
 @pytest.fixture
@@ -166,3 +166,59 @@ def test_a_system_brings_its_own_tools_beside_the_search(systems):
     record, cast = check(load_config(None, ["system.name=mine:build", "models.base.path=tiny-llama"]))
     prompt = cast.models["base"].tokenizer.decode(record.group.trajectories[0].turns[0].prompt_ids)
     assert "noon Truburg" in prompt
+
+
+def half(trajectories, credits, weights):
+    return {t.id: credits[t.id] / 2 for t in trajectories}
+
+
+def test_every_agent_has_the_estimator_that_is_named_for_it(systems):
+    systems.half = half
+    plan = plan_of("advantage.estimator=no_std", "advantage.agents.rewriter=mine:half")
+    assert plan.estimators["rewriter"] is half
+    peers = [trajectory("a", 1.0), trajectory("b", 3.0)]
+    credits, ones = {"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 1.0}
+    assert plan.estimators["answerer"](peers, credits, ones).values == {"a": -1.0, "b": 1.0}
+
+
+def trajectory(id, reward):
+    return Trajectory(
+        id=id, question_id="q", rollout_id=f"0.{id}", pass_id=0, call=0, agent="answerer", model="base",
+        rewards={"shared": reward},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["advantage.estimator=groups"], "advantage.estimator: unknown name 'groups'"),
+        (["advantage.agents.rewriter=no"], "advantage.agents.rewriter: unknown name 'no'"),
+        (["advantage.agents.writer=no_std"], "advantage.agents: unknown name 'writer'. Did you mean 'rewriter'"),
+        (["advantage.estimator=gae"], "'gae' for rewriter, whose model base has no critic. Add [models.base.critic]"),
+        (["models.base.critic.lam=0.9"], "'group_relative' for rewriter, whose model base has a critic"),
+        (["sampling.strategy=round_robin", "sampling.shapley=exact"], "shapley needs strategy 'fork_on_first'"),
+        (["sampling.continue_from=random"], "continue_from belongs to strategy 'tree'"),
+        (["rewards.credit.rewriter.weights={shapley=1.0}"], "rewards.credit.rewriter.weights: unknown name 'shapley'"),
+        (["rewards.credit.rewriter.overlong={limit=4,buffer=5}"], "buffer 5 exceeds limit 4"),
+        (["loss.reduction=0"], "loss.reduction"),
+    ],
+)
+def test_what_does_not_fit_an_estimator_or_a_strategy_is_refused(settings, words):
+    with pytest.raises(ConfigError) as error:
+        plan_of(*settings)
+    assert words in str(error.value)
+
+
+def test_shapley_credit_an_overlong_penalty_and_a_critic_are_configuration():
+    plan = plan_of(
+        "sampling.shapley=2",
+        "rewards.credit.rewriter.weights={shapley=1.0}",
+        "rewards.credit.rewriter.overlong={limit=40,buffer=10}",
+        "models.base.critic.backbone=shared",
+        "advantage.estimator=gae",
+        "loss.reduction=48",
+        "loss.objective=cispo",
+    )
+    assert plan.rules["rewriter"].weights == {"shapley": 1.0}
+    assert plan.rules["rewriter"].overlong == Overlong(limit=40, buffer=10)
+    assert plan.config.models["base"].critic.backbone == "shared"

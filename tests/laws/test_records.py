@@ -1,11 +1,12 @@
 """Groups are read back from the run folder as they were written, whatever they hold."""
 
 import json
+from collections import Counter
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotrain.runs import GroupRecord, read_groups, write_groups
+from cotrain.runs import GroupRecord, MadeGroup, dump_record, load_record, read_groups, write_groups
 from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
 
 TEXTS = st.text(max_size=8)
@@ -73,3 +74,17 @@ def test_groups_that_an_earlier_version_wrote_are_read(tmp_path):
     (read,) = record.group.trajectories
     assert (read.stop, read.task, read.turns[0].calls) == ("answer", "", ())
     assert (read.rewards, record.weights) == ({"shared": 1.0}, {})
+
+
+def test_a_record_in_the_store_keeps_what_was_dropped_however_it_was_counted():
+    group = Group(
+        question=Question(id="q", text="?", answers=("a",)), step=1, strategy="test", trajectories=(),
+        dropped=Counter(context_full=1), unused=7,
+    )  # fmt: skip
+    made = MadeGroup(
+        record=GroupRecord(group=group),
+        dropped=Counter({"zero_variance": 4, "context_full": 1}),
+        time_s=0.5,
+        worker="w",
+    )
+    assert load_record(dump_record(made)) == made

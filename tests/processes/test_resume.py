@@ -38,7 +38,10 @@ checkpoint_every = 2
 [eval]
 every = 3
 bootstrap = 100
+[advantage]
+estimator = "{estimator}"
 """
+CRITIC = 'critic = { backbone = "own", warmup_steps = 1, optimizer = { lr = 1e-2 } }'
 TRAIN = (
     "import sys; from pathlib import Path; from cotrain.config import load_config; from cotrain.train import train; "
 )
@@ -76,11 +79,20 @@ def assert_same(folder: Path, unbroken: Path) -> None:
         assert all((ours[k] == theirs[k]).all() for k in ours)
 
 
-@pytest.mark.parametrize("model", ["", "lora = { rank = 4 }"], ids=["full", "lora"])
-def test_killed_at_random_moments_a_run_ends_as_the_unbroken_one(tmp_path, model):
+@pytest.mark.parametrize(
+    ("model", "estimator"),
+    [
+        ("", "group_relative"),
+        ("lora = { rank = 4 }", "group_relative"),
+        ("", "role_baseline"),
+        (CRITIC, "gae"),
+    ],
+    ids=["full", "lora", "role baseline", "critic"],
+)
+def test_killed_at_random_moments_a_run_ends_as_the_unbroken_one(tmp_path, model, estimator):
     toy = Path(__file__).parents[1] / "toy.py"
     config = tmp_path / "run.toml"
-    config.write_text(CONFIG.format(toy=toy, model=model))
+    config.write_text(CONFIG.format(toy=toy, model=model, estimator=estimator))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     finish(start(config, unbroken))
     draw = random.Random(model)
@@ -99,7 +111,7 @@ def test_killed_at_random_moments_a_run_ends_as_the_unbroken_one(tmp_path, model
 def test_a_warm_up_continues_from_its_checkpoint(tmp_path, how):
     toy = Path(__file__).parents[1] / "toy.py"
     config = tmp_path / "run.toml"
-    config.write_text(CONFIG.format(toy=toy, model="").replace("steps = 3", "steps = 12"))
+    config.write_text(CONFIG.format(toy=toy, model="", estimator="group_relative").replace("steps = 3", "steps = 12"))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     finish(start(config, unbroken))
     process = start(config, broken)
@@ -117,7 +129,7 @@ def test_a_warm_up_continues_from_its_checkpoint(tmp_path, how):
 def test_ctrl_c_ends_after_the_step_with_a_checkpoint_from_which_the_run_continues(tmp_path):
     toy = Path(__file__).parents[1] / "toy.py"
     config = tmp_path / "run.toml"
-    config.write_text(CONFIG.format(toy=toy, model=""))
+    config.write_text(CONFIG.format(toy=toy, model="", estimator="group_relative"))
     folder = tmp_path / "run"
     process = start(config, folder)
     while process.poll() is None and not (folder / "groups" / "step-000001.jsonl").exists():
