@@ -32,6 +32,8 @@ FOLDER = Path("runs/staleness")
 RECIPE = Path(__file__).parent / "run.toml"
 WORKERS, TRAINERS = 2, ("main", "sub")
 LOW_PRIORITY = ["nice", "-n", "19"]
+SAMPLED = 100_000
+"""Tokens that a run samples."""
 EVERY = 15
 """Steps between evaluations."""
 LOOK_S = 0.2
@@ -55,7 +57,13 @@ def train(lag: int, guard: str, seed: int) -> None:
     print(f"staleness: max_lag {lag}, guard {guard}, seed {seed}", flush=True)
     is_whole = not (folder / "config.toml").exists()
     if is_whole:
-        chosen = (f"loop.seed={seed}", "loop.steps=1000", f"store.max_lag={lag}", f"loss.guard={guard}")
+        chosen = (
+            f"loop.seed={seed}",
+            "loop.steps=1000",
+            f"loop.max_sampled={SAMPLED}",
+            f"store.max_lag={lag}",
+            f"loss.guard={guard}",
+        )
         settings = [part for setting in (*chosen, f"eval.every={EVERY}") for part in ("--set", setting)]
         call = [sys.executable, "-m", "cotrain.cli", "begin", str(RECIPE), "--out", str(folder), *settings]
         subprocess.run(call, check=True, stdout=subprocess.DEVNULL)

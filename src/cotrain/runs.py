@@ -190,7 +190,7 @@ def rewind(folder: Path, step: int, num_metrics: int) -> None:
 
 
 def _plain(value: object) -> Any:
-    """A value as JSON can hold it. `dataclasses.asdict` would count the pairs of a `Counter` instead of copying them."""
+    """A value as JSON can hold it. `dataclasses.asdict` would count the pairs of a `Counter`, not copy them."""
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
