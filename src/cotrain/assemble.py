@@ -31,7 +31,8 @@ from cotrain.render import Renderer
 from cotrain.rewards import METRICS, at_least
 from cotrain.roster import Roster, System
 from cotrain.sampling import Strategy, fork_on_first, independent, round_robin
-from cotrain.sections import AgentConfig, CreditConfig, JudgeConfig
+from cotrain.sections import AgentConfig
+from cotrain.sections_credit import CreditConfig, JudgeConfig
 from cotrain.shapley import with_shapley
 from cotrain.types import Agent, CreditRule, Metric, Overlong, Passage
 

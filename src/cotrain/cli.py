@@ -22,7 +22,9 @@ from cotrain.config import load_config
 from cotrain.errors import ConfigError, CotrainError, DataError
 from cotrain.processes import command as processes
 from cotrain.progress import display, metrics_line
+from cotrain.recompute import command as recomputing
 from cotrain.sections import WorldConfig
+from cotrain.study import command as studies
 
 if TYPE_CHECKING:
     from cotrain.runs import GroupRecord
@@ -37,6 +39,8 @@ commands = _group("Train a team of LLM agents together, end to end, with reinfor
 models_app, data_app = _group("Models: list, fetch, export."), _group("Questions and passages: import, make, look.")
 for command in (processes.up, processes.begin, processes.worker, processes.trainer, processes.audit):
     commands.command()(command)
+commands.command()(studies.study)
+commands.command()(recomputing.credit)
 commands.add_typer(models_app, name="models")
 commands.add_typer(data_app, name="data")
 
@@ -169,11 +173,9 @@ def show(
     full: Full = False,
 ) -> None:
     """Show what a team did with a training question."""
-    from cotrain.runs import read_groups
+    from cotrain.runs import read_groups, stored_steps
 
-    steps = sorted(int(path.stem.split("-")[1]) for path in (run / "groups").glob("step-*.jsonl"))
-    if not steps:
-        raise DataError(f"run {run}", "it has no groups yet", "Let it finish a step, or check the path")
+    steps = stored_steps(run)
     if step is not None and step not in steps:
         raise DataError(f"run {run}", f"it has no groups of step {step}", f"It has steps {steps[0]} to {steps[-1]}")
     records = read_groups(run, steps[-1] if step is None else step)

@@ -17,18 +17,14 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from cotrain.errors import ConfigError
 from cotrain.sections import (
-    AdvantageConfig,
     AgentConfig,
-    AlignConfig,
     CorpusConfig,
     DataConfig,
     EngineConfig,
     EvalConfig,
-    JudgeConfig,
     LoopConfig,
     LossConfig,
     ModelConfig,
-    RewardConfig,
     SamplingConfig,
     Section,
     StoreConfig,
@@ -37,6 +33,7 @@ from cotrain.sections import (
     WarmupConfig,
     file_name,
 )
+from cotrain.sections_credit import AdvantageConfig, AlignConfig, JudgeConfig, RewardConfig
 
 
 class RunConfig(Section):
@@ -91,19 +88,26 @@ def load_config(path: Path | str | None, overrides: Iterable[str] = ()) -> RunCo
     Raises:
         ConfigError: the file is missing or not TOML, a key is unknown (with a suggestion), a value does not fit.
     """
-    values: dict[str, object] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"config {path}", "no such file", "Check the path") from None
-        except OSError as error:
-            raise ConfigError(f"config {path}", f"cannot be read: {error.strerror}", "Name a TOML file") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"config {path}", f"not valid TOML: {error}", "Mend the file at that place") from None
+    values = read_toml(path) if path is not None else {}
     for override in overrides:
         _apply(values, override)
     return parse_config(values, str(path) if path is not None else "config")
+
+
+def read_toml(path: Path | str, what: str = "config") -> dict[str, object]:
+    """The values of a TOML file; `what` it is, for errors.
+
+    Raises:
+        ConfigError: the file is missing or not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{what} {path}", "no such file", "Check the path") from None
+    except OSError as error:
+        raise ConfigError(f"{what} {path}", f"cannot be read: {error.strerror}", "Name a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} {path}", f"not valid TOML: {error}", "Mend the file at that place") from None
 
 
 def parse_config(values: Mapping[str, object], where: str = "config") -> RunConfig:
@@ -115,7 +119,7 @@ def parse_config(values: Mapping[str, object], where: str = "config") -> RunConf
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise _explain(error, where) from None
+        raise explain(error, where, RunConfig) from None
 
 
 def _apply(values: dict[str, object], override: str) -> None:
@@ -135,20 +139,25 @@ def _apply(values: dict[str, object], override: str) -> None:
     values[last] = value
 
 
-def _explain(error: ValidationError, where: str) -> ConfigError:
-    first = error.errors()[0]
+def explain(error: ValidationError, where: str, root: type[BaseModel]) -> ConfigError:
+    """The first thing that is wrong with the values of a `root`, in three parts; an unknown key gets a suggestion."""
+    errors = error.errors()
+    unknown = [found for found in errors if found["type"] == "extra_forbidden"]
+    first = (unknown or errors)[0]  # a key that must be given, misspelt, is both unknown and missing
     key = ".".join(str(part) for part in first["loc"]) or "(top level)"
     if first["type"] == "extra_forbidden":
-        known = _keys_at(first["loc"][:-1])
+        known = _keys_at(first["loc"][:-1], root)
         close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         fix = f"Did you mean '{close[0]}'?" if close else f"Known keys here: {', '.join(known)}"
         return ConfigError(where, f"unknown key '{key}'", fix.rstrip("."))
+    if first["type"] == "missing":
+        return ConfigError(where, f"{key} is missing", "Give it a value")
     return ConfigError(where, f"{key} = {first.get('input')!r}: {first['msg']}", "Correct the value")
 
 
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    """Names of the keys that the section at `location` knows."""
-    section: type[BaseModel] = RunConfig
+def _keys_at(location: tuple[int | str, ...], root: type[BaseModel]) -> list[str]:
+    """Names of the keys that the section at `location` within `root` knows."""
+    section = root
     for part in location:
         annotation = section.model_fields[str(part)].annotation if str(part) in section.model_fields else section
         section = next(_sections_in(annotation), section)

@@ -105,14 +105,20 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
         )
     if resamples < 1:
         raise DataError("bootstrap", f"{resamples} resamples", "Take at least 1; 2000 is usual")
-    means_R = _resampled_means(values_N, resamples, np.random.default_rng(seed))
+    means_R = resampled_means(values_N, resamples, np.random.default_rng(seed))
+    return percentiles(float(values_N.mean()), means_R, least=values_N.min(), most=values_N.max())
+
+
+def percentiles(mean: float, means_R: NDArray[np.float64], *, least: float, most: float) -> Interval:
+    """A mean with the 2.5 % and 97.5 % quantiles of its resamples; all of them lie within `least` and `most`."""
     low, high = np.quantile(means_R, (0.025, 0.975))
     # Rounded sums could put the mean of equal values outside them; a skewed sample's can lie beyond a quantile.
-    mean, low, high = np.clip([values_N.mean(), low, high], values_N.min(), values_N.max()).tolist()
+    mean, low, high = np.clip([mean, low, high], least, most).tolist()
     return Interval(mean=mean, low=min(low, mean), high=max(high, mean))
 
 
-def _resampled_means(values_N: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def resampled_means(values_N: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The means of R samples of N values drawn with replacement."""
     rows = max(1, _DRAWS_AT_ONCE // values_N.size)
     parts = []
     for start in range(0, resamples, rows):

@@ -391,7 +391,7 @@ def test_the_configuration_page_is_up_to_date(cotrain):
 def test_the_configuration_page_names_every_key_with_its_meaning():
     page = configuration_reference()
     assert "| `steps` | integer ≥ 0 | `20` | RL updates. |" in page
-    assert '| `strategy` | `"fork_on_first"`, `"round_robin"`, `"independent"` | `"fork_on_first"` |' in page
+    assert '| `std` | `"population"`, `"sample"` | `"population"` |' in page
     assert "| `context` | integer ≥ 1 | unset |" in page
     assert "## `[models.<name>.lora]`" in page
     keys = {key for section in sections_of(RunConfig) for key, field in section.model_fields.items()}

@@ -1,0 +1,1 @@
+"""Studies: arms x seeds under equal budgets, and what they show."""
