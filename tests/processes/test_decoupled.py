@@ -18,6 +18,8 @@ CONFIG = """
 path = "tiny-llama"
 [models.first.optimizer]
 lr = 3e-3
+[models.first.critic]
+warmup_steps = 1
 [models.second]
 path = "tiny-qwen3"
 lora = { rank = 4 }
@@ -27,6 +29,9 @@ lr = 3e-3
 name = "{toy}:two_models"
 [rewards]
 metric = "{toy}:vowels"
+threshold = 0.2
+[advantage.agents]
+scout = "gae"
 [data.train]
 split = "train"
 [data.eval.dev]
