@@ -53,16 +53,19 @@ def test_questions_that_are_hard_for_all_seeds_stay_together_in_the_second():
     assert (beyond.low, beyond.high) == (0.0, 1.0)
 
 
-def test_the_interval_with_seeds_is_wider_on_average():
+def test_the_interval_with_seeds_is_wider_on_average_and_holds_the_truth_more_often():
     draw = np.random.default_rng(0)
-    widths = []
-    for _ in range(40):
-        hard, better = draw.normal(size=12), draw.normal(size=(4, 1))
-        values_SN = (draw.normal(size=(4, 12)) + hard + better > 0).astype(float)
-        found = estimate(values_SN, resamples=300)
-        widths.append((found.questions.high - found.questions.low, found.seeds.high - found.seeds.low))
+    widths, hits = [], []
+    for _ in range(60):
+        hard, better = draw.normal(scale=0.3, size=40), draw.normal(scale=0.03, size=(4, 1))
+        found = estimate(draw.normal(scale=0.3, size=(4, 40)) + hard + better, resamples=200)
+        both = (found.questions, found.seeds)
+        widths.append([interval.high - interval.low for interval in both])
+        hits.append([interval.low <= 0.0 <= interval.high for interval in both])
     within, beyond = np.mean(widths, axis=0)
     assert within < beyond
+    within, beyond = np.mean(hits, axis=0)
+    assert within < 0.9 < beyond
 
 
 @pytest.mark.parametrize(("num_seeds", "has_seeds"), [(1, False), (2, False), (3, True)])

@@ -122,8 +122,8 @@ def _costs(tables: Tables) -> Iterator[str]:
     yield ""
     yield (
         f"Means over seeds; (×…): ratio to {base}, over the seeds of both. Phases: seconds, and share of all timed "
-        "seconds. Tokens/s: sampled tokens over all timed seconds but evaluation's. Wall time and peak memory are the "
-        "whole process's, start and checkpoints included."
+        "seconds. Tokens/s: sampled tokens over all timed seconds but evaluation's. Wall time, CPU "
+        "time and peak memory are the whole process's, start and checkpoints included."
     )
     for what, text in _REMARKS.items():
         found = [f"{row.arm} ({_list(getattr(row, what))})" for row in tables.costs if getattr(row, what)]
@@ -136,6 +136,7 @@ def _costs(tables: Tables) -> Iterator[str]:
         ("updates", lambda row: _cost(row, "updates", "{:.1f}")),
         ("sampled tokens", lambda row: _cost(row, "sampled", "{:,.0f}")),
         ("wall time", lambda row: _cost(row, "wall_s", "{:,.0f} s")),
+        ("CPU time", lambda row: _cost(row, "cpu_s", "{:,.0f} s")),
         *((name.removesuffix("_s"), lambda row, name=name: _phase(row, name, phases)) for name in phases),
         ("tokens/s", lambda row: _cost(row, "tokens_per_s", "{:,.0f}")),
         ("peak memory", lambda row: _cost(row, "peak_bytes", "{:,.0f} MB", 1e-6)),
