@@ -152,6 +152,9 @@ def _rules(config: RunConfig, system: System, agents: Mapping[str, Agent]) -> di
         known = ["shared", "format", *(judge for judge, chosen in config.judges.items() if name in chosen.agents)]
         known += [shapley.REWARD] if config.sampling.shapley else []
         _refuse_unknown(f"rewards.credit.{name}.weights", rule.weights, known, "shared, format and its judges")
+    if config.sampling.shapley and not any(shapley.REWARD in rule.weights for rule in rules.values()):
+        mend = f"Give it a weight in rewards.credit.<agent>.weights, or leave sampling.{shapley.REWARD} out"
+        raise ConfigError("sampling.shapley", "no agent's credit weighs that reward", mend)
     return rules
 
 
@@ -162,6 +165,8 @@ def _judges(config: RunConfig, agents: Mapping[str, Agent]) -> dict[str, dict[st
         where = f"judges.{name}"
         if name == "format":
             raise ConfigError(where, "the format reward is made from faults", "Name the judge otherwise")
+        if name == shapley.REWARD:
+            raise ConfigError(where, "that reward is made by masking agents out", "Name the judge otherwise")
         if name != "shared" and not chosen.agents:
             raise ConfigError(where, "it judges nobody", f"Set {where}.agents")
         if name == "shared" and chosen.agents:

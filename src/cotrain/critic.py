@@ -78,9 +78,10 @@ class Critic:
         center, spread = whole_N.mean(), whole_N.std() + 1e-8
         return [replace(found, advantages_N=(found.advantages_N - center) / spread) for found in plain]
 
-    def loss(self, part: Pack, estimate: Estimates) -> Tensor:
-        """The pack's share of coefficient * the clipped value loss."""
-        values_N = values(self.backbone, self.head, part)
+    def loss(self, part: Pack, estimate: Estimates, *, policy_stands: bool) -> Tensor:
+        """The pack's share of coefficient * the clipped value loss. A policy that stands gets no gradient of it."""
+        head_only = policy_stands and self.config.backbone == "shared"
+        values_N = values(self.backbone, self.head, part, head_only=head_only)
         device = values_N.device
         old_N, returns_N = tensor_of(estimate.values_N, device), tensor_of(estimate.returns_N, device)
         coefficients_N = tensor_of(part.coefficients_N, device)

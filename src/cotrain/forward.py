@@ -44,9 +44,13 @@ def sampled_logprobs(
     return logprobs_UV[rows, tensor_of(part.targets_N, device)], _entropy(logprobs_UV.detach())[rows]
 
 
-def values(backbone: torch.nn.Module, head: torch.nn.Linear, part: Pack) -> Tensor:
-    """values_N, float32: the head's reading of the hidden state from which each sampled token was predicted."""
-    hidden_TH = backbone(**_inputs(backbone, part)).last_hidden_state[0]
+def values(backbone: torch.nn.Module, head: torch.nn.Linear, part: Pack, *, head_only: bool = False) -> Tensor:
+    """values_N, float32: the head's reading of the hidden state from which each sampled token was predicted.
+
+    `head_only`: no gradient reaches the backbone.
+    """
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not head_only):
+        hidden_TH = backbone(**_inputs(backbone, part)).last_hidden_state[0]
     rows_U, row_N = np.unique(part.predict_N, return_inverse=True)
     values_U = head(hidden_TH[tensor_of(rows_U, hidden_TH.device)].float())[:, 0]
     found: Tensor = values_U[tensor_of(row_N, hidden_TH.device)]

@@ -67,7 +67,8 @@ async def rollouts(
 
 async def answers_worth(plan: Plan, group: Group) -> dict[str, float]:
     """The shared reward of each rollout's answer, by rollout id, where it is known."""
-    (scored,), _ = await score_groups(plan, [group])
+    verdict = {name: judges for name, judges in plan.judges.items() if name == "shared"}
+    (scored,), _ = await score_groups(replace(plan, judges=verdict), [group])
     return {str(t.rollout_id): t.rewards["shared"] for t in scored.sinks() if "shared" in t.rewards}
 
 
@@ -122,8 +123,9 @@ async def resampled(
         renewed, reasons = await judge(plan, again)
         dropped.update({**reasons, "resampled": len(places)})
         for place, old, record in zip(places, before, renewed, strict=True):
-            group = replace(record.group, unused=record.group.unused + old.num_sampled)
-            records[place] = replace(record, group=group)
+            kept, other = (record, old) if record.group.trajectories else (records[place], record.group)
+            group = replace(kept.group, unused=kept.group.unused + other.num_sampled)
+            records[place] = replace(kept, group=group)
     return records, dropped
 
 
@@ -240,7 +242,7 @@ def prediction(plan: Plan, group: Group) -> Prediction:
         )
     (sink,) = group.sinks()
     golds, credit = group.question.answers, credits(group, plan.rules)
-    if sink.id not in credit:
+    if "shared" not in sink.rewards:
         raise InfrastructureError(
             f"question {group.question.id}", "its answer could not be judged", "Mend the judge, and evaluate again"
         )
@@ -254,7 +256,7 @@ def prediction(plan: Plan, group: Group) -> Prediction:
         em=METRICS["exact_match"](sink.output, golds),
         f1=METRICS["f1"](sink.output, golds),
         accuracy=METRICS["accuracy"](sink.output, golds),
-        reward=credit[sink.id],
+        reward=credit.get(sink.id, sink.rewards["shared"]),  # `shapley` is known of training rollouts alone
         credits={name: fmean(values) for name, values in of_agent.items() if values},
         type=str(group.question.meta.get("type") or ""),
     )

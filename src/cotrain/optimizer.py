@@ -51,7 +51,7 @@ class Optimizer:
     def follow(self) -> None:
         """Take up parameters that were changed from outside."""
         for name, master in self._masters.items():
-            master.copy_(self.parameters[name])
+            master.copy_(self.parameters[name].detach())
 
     def clip(self) -> float:
         """Scale the whole gradient down to `max_grad_norm` where it is longer; its norm before."""

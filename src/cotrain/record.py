@@ -88,6 +88,11 @@ class Record:
         return call
 
     @property
+    def num_asks(self) -> int:
+        """Number of top-level asks that were issued."""
+        return sum(call.kind == "ask" for call in self.calls)
+
+    @property
     def num_returned(self) -> int:
         """Number of calls that have come back."""
         return sum(call.result.done() for call in self.calls)
@@ -108,7 +113,7 @@ class Record:
                 prompt_ids, reads = call.given
                 assert isinstance(reads, tuple)
                 call.given = (prompt_ids, tuple(names.get(id, id) for id in reads))
-            if call.kind == "ask" and call.result.done():
+            if call.kind == "ask" and call.result.done() and call.result.exception() is None:
                 before = call.result.result()
                 assert isinstance(before, Trajectory)
                 call.result = asyncio.get_running_loop().create_future()

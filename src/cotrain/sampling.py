@@ -71,12 +71,14 @@ class Rollout:
 class Branches:
     """What a fork gave: the trunk's trajectories and every branch's, and how many rollouts were dropped, by reason.
 
-    `rollouts`, by id, are what further forks can begin from.
+    `rollouts`, by id, are what further forks can begin from. `num_adopted` counts the sampled tokens of the trunk that
+    were taken over: they were sampled in another pass.
     """
 
     trajectories: tuple[Trajectory, ...]
     dropped: Mapping[str, int] = field(default_factory=dict)
     rollouts: Mapping[str, Rollout] = field(default_factory=dict)
+    num_adopted: int = 0
 
 
 Strategy = Callable[[Job], Coroutine[object, object, Group]]
@@ -123,7 +125,8 @@ async def fork(job: Job, *, at: int, size: int, pass_id: int = 0, base: Rollout 
     rollouts = {
         str(team.rollout_id): Rollout(record=team.record, trajectories=(*shared, *_by_call(team))) for team in whole
     }
-    return Branches(trajectories=(*shared, *kept), dropped=+dropped, rollouts=rollouts)
+    num_adopted = sum(t.num_sampled for t in shared) if base else 0
+    return Branches(trajectories=(*shared, *kept), dropped=+dropped, rollouts=rollouts, num_adopted=num_adopted)
 
 
 async def masked_rollout(job: Job, rollout_id: str, masked: Collection[str]) -> Branches:
@@ -169,7 +172,7 @@ async def _run_trunk(job: Job, trunk: Team, at: int) -> None:
             await task  # raises what the system raised
             raise WorkflowError(
                 f"question {job.question.id}",
-                f"a fork at ask {at} was due, but the system made only {len(trunk.trajectories)} asks",
+                f"a fork at ask {at} was due, but the system made only {trunk.record.num_asks} asks",
                 "Fork earlier, or give this call no probability",
             )
     finally:
@@ -284,4 +287,5 @@ def group_of(job: Job, strategy: str, forks: Sequence[Branches]) -> Group:
         strategy=strategy,
         trajectories=tuple(t for branches in forks for t in branches.trajectories),
         dropped=dict(dropped),
+        unused=-sum(branches.num_adopted for branches in forks),
     )

@@ -55,13 +55,20 @@ class OptimizerConfig(Section):
     """Updates over which the learning rate rises linearly from 0."""
 
 
+class CriticOptimizerConfig(OptimizerConfig):
+    """AdamW and its learning-rate schedule, for a critic."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Learning rate of the critic."""
+
+
 class CriticConfig(Section):
     """A value model (MAPPO): what the estimator `gae` needs."""
 
     backbone: Literal["own", "shared"] = "own"
     """`own`: a copy of the policy's weights, trained apart; `shared`: a head on the policy itself, whose value loss
     trains the policy's weights too."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
     """The critic's own; with a shared backbone only the head's."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per token."""
@@ -72,7 +79,7 @@ class CriticConfig(Section):
     coefficient: Annotated[float, Field(gt=0)] = 0.1
     """Weight of the value loss."""
     warmup_steps: NonNegative = 0
-    """First updates of RL in which the critic learns and the policy stands."""
+    """First updates of RL in which the critic learns (of a shared backbone the head alone) and the policy stands."""
     whiten: bool = True
     """Bring a batch's advantages to mean 0 and standard deviation 1."""
 

@@ -77,11 +77,16 @@ def with_shapley(strategy: Strategy, num_orders: int | None) -> Strategy:
         return replace(
             group,
             trajectories=tuple(_rewarded(t, credit) for t in group.trajectories),
-            dropped=dict(sum((Counter(branches.dropped) for branches in made), Counter(group.dropped))),
+            dropped=dict(sum((_masked(branches.dropped) for branches in made), Counter(group.dropped))),
             unused=group.unused + sum(t.num_sampled for branches in made for t in branches.trajectories),
         )
 
     return credited
+
+
+def _masked(dropped: Mapping[str, int]) -> Counter[str]:
+    """What masked rollouts dropped, under names of its own: those that are trained on are still there."""
+    return Counter({f"masked/{reason}": count for reason, count in dropped.items()})
 
 
 def _orders(job: Job, agents: Sequence[str], count: int | None, rollout: str) -> list[list[str]]:

@@ -206,7 +206,13 @@ async def _train(run: Run, stop: Stop) -> None:
         _save(run)
     while not run.is_over and not stop.asked:
         run.progress("training", run.step, config.loop.steps)
-        await _train_step(run)
+        before = dict(run.plan.averages)
+        try:
+            await _train_step(run)
+        except Exception:  # the checkpoint that follows is of the step before
+            run.plan.averages.clear()
+            run.plan.averages.update(before)
+            raise
         last = run.is_over
         if is_evaluated(config, run.step, last=last):
             await _evaluate(run)

@@ -13,7 +13,7 @@ from cotrain.config import RunConfig, load_config
 from cotrain.data.questions import load_set
 from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
 from cotrain.evaluate import Prediction
-from cotrain.loops import Progress, judge, predict, quiet
+from cotrain.loops import Progress, judge, predict, quiet, rollouts
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork
 from cotrain.sections import QuestionSet
@@ -39,17 +39,10 @@ def check(config: RunConfig, *, progress: Progress = quiet) -> tuple[GroupRecord
     progress("loading models", 0, 1)
     cast = load_cast(plan)
     progress("asking one question", 0, 1)
-    job = Job(
-        system=plan.system,
-        roster=cast.roster(corpus),
-        question=questions[0],
-        seed=config.loop.seed,
-        group_size=config.sampling.group_size,
-    )
-    group = asyncio.run(plan.strategy(job))
+    (group,) = asyncio.run(rollouts(plan, cast.roster(corpus), questions[:1], step=0))
     if not group.trajectories:
         raise InfrastructureError(
-            f"question {job.question.id}", "not one rollout could be finished", "Mend what failed"
+            f"question {questions[0].id}", "not one rollout could be finished", "Mend what failed"
         )
     records, _ = asyncio.run(judge(plan, [group]))
     return records[0], cast

@@ -214,7 +214,7 @@ class Trainer:
         tally, is_finite = _Tally(), True
         for number in range(passes if packs else 0):
             is_finite = loss is None or self._backward(packs, loss, temperatures, tally, first=number == 0)
-            is_finite = is_finite and self._regress(packs, estimates, tally)
+            is_finite = is_finite and self._regress(packs, estimates, tally, policy_stands=loss is None)
             is_finite = is_finite and self._step(lr, tally)
             if not is_finite:
                 break
@@ -257,12 +257,14 @@ class Trainer:
         tally.loss.append(total)
         return True
 
-    def _regress(self, packs: Sequence[Pack], estimates: Sequence[Estimates], tally: _Tally) -> bool:
+    def _regress(
+        self, packs: Sequence[Pack], estimates: Sequence[Estimates], tally: _Tally, *, policy_stands: bool
+    ) -> bool:
         """Sum the critic's gradient over all packs; False as soon as its loss is not finite."""
         total = 0.0
         for part, estimate in zip(packs, estimates, strict=False):  # none without a critic
             assert self.critic is not None
-            share = self.critic.loss(part, estimate)
+            share = self.critic.loss(part, estimate, policy_stands=policy_stands)
             if not math.isfinite(share.item()):
                 return False
             share.backward()  # type: ignore[no-untyped-call]

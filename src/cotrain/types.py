@@ -165,7 +165,8 @@ class Group:
     """All trajectories of one question in one step.
 
     `dropped` counts, by reason, the rollouts that infrastructure failures removed and the prompts that did not fit.
-    `unused` counts sampled tokens that are in none of the trajectories: attempts that were repeated, masked rollouts.
+    `unused` counts sampled tokens that are in none of the trajectories (attempts that were repeated, masked rollouts);
+    it is negative where trajectories were taken over from another pass, whose tokens would count twice.
     """
 
     question: Question

@@ -197,6 +197,8 @@ def trajectory(id, reward):
         (["advantage.estimator=gae"], "'gae' for rewriter, whose model base has no critic. Add [models.base.critic]"),
         (["models.base.critic.lam=0.9"], "'group_relative' for rewriter, whose model base has a critic"),
         (["sampling.strategy=round_robin", "sampling.shapley=exact"], "shapley needs strategy 'fork_on_first'"),
+        (["sampling.shapley=exact"], "sampling.shapley: no agent's credit weighs that reward"),
+        (["judges.shapley.rule=coverage"], "judges.shapley: that reward is made by masking agents out"),
         (["sampling.continue_from=random"], "continue_from belongs to strategy 'tree'"),
         (["rewards.credit.rewriter.weights={shapley=1.0}"], "rewards.credit.rewriter.weights: unknown name 'shapley'"),
         (["rewards.credit.rewriter.overlong={limit=4,buffer=5}"], "buffer 5 exceeds limit 4"),

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from cotrain.advantages import named_estimators, population_std
 from cotrain.branching import counterfactual, tree
+from cotrain.errors import InfrastructureError
 from cotrain.rewards import credits, f1, propagate, score
 from cotrain.roster import System
-from cotrain.sampling import Job, fork_on_first
+from cotrain.sampling import Job, fork_on_first, independent, round_robin
 from cotrain.shapley import shapley, shapley_sampled, with_shapley
 from cotrain.types import Agent, CreditRule, SamplingParams
-from support import GOLD, cast, chain, question, run
+from support import GOLD, cast, chain, question, random_words, run
 
 SEEDS = st.integers(0, 10**6)
 SIZES = st.integers(2, 4)
@@ -155,6 +156,51 @@ def test_forks_of_a_team_that_delegates_take_the_delegates_over_too():
     assert all(main.id in r[-1].reads for r in branches_of(group, 1))
 
 
+@pytest.mark.parametrize(
+    "strategy", [fork_on_first, round_robin(), independent, counterfactual, tree(), with_shapley(fork_on_first, None)]
+)
+def test_a_group_counts_the_tokens_that_were_sampled_for_it(strategy):
+    for seed in range(10):
+        work, engine = job(chain(3), seed, 3)
+        lengths = []
+
+        def script(prompt, request, lengths=lengths):
+            said = random_words(prompt, request)
+            lengths.append(len(said) + 1)
+            return said
+
+        engine.script = script
+        assert run(strategy(work)).num_sampled == sum(lengths)
+
+
+@pytest.mark.parametrize("strategy", [counterfactual, tree()])
+def test_rollouts_that_fail_are_counted_and_the_others_stay(strategy):
+    def script(prompt, request):
+        if request.key[3] == "0.1" or (request.key[3].startswith("2.") and request.key[4] == 2):
+            raise InfrastructureError("the engine", "it is down", "Start it")
+        return random_words(prompt, request)
+
+    roster, _ = cast(chain(3), script)
+    made = Job(system=chain(3), roster=roster, question=question(), seed=3, step=1, group_size=3, value=worth)
+    group = run(strategy(made))
+    assert group.dropped["infrastructure"] > 0
+    assert group.trajectories
+    assert "0.1" not in group.by_rollout()
+
+
+def test_a_masked_rollout_that_fails_is_counted_apart():
+    def script(prompt, request):
+        if prompt.startswith("user: a1") and prompt.rstrip().endswith("?"):  # nobody spoke before
+            raise InfrastructureError("the engine", "it is down", "Start it")
+        return random_words(prompt, request)
+
+    roster, _ = cast(chain(2), script)
+    made = Job(system=chain(2), roster=roster, question=question(), seed=3, step=1, group_size=2, value=worth)
+    group = run(with_shapley(fork_on_first, None)(made))
+    assert group.dropped == {"masked/infrastructure": 2}
+    assert not any("shapley" in t.rewards for t in group.trajectories)
+
+
 AGENTS = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True)
 
 
@@ -202,8 +248,6 @@ def test_every_rollouts_shapley_rewards_add_up_to_what_its_answer_earned(seed, n
         assert math.fsum(t.rewards["shapley"] for t in members) == pytest.approx(f1(members[-1].output, GOLD))
     made = sum(len(c) for s in range(n) for c in itertools.combinations(range(n), s) for c in [c])
     assert len(engine.requests) == 2 * (n + made)
-    assert group.unused > 0
-    assert group.num_sampled == group.unused + sum(t.num_sampled for t in group.trajectories)
 
 
 def test_shapley_is_a_reward_that_a_credit_may_weigh():

@@ -9,7 +9,7 @@ import torch
 from cotrain.advantages import gae
 from cotrain.batch import pack
 from cotrain.critic import Critic, token_rewards
-from cotrain.sections import CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from cotrain.sections import CriticConfig, CriticOptimizerConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.trainer import Trainer
 from support_trainer import batch, build, equal, make, weights_of
 
@@ -18,8 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 def trainer_of(kind="float32", loss=None, optimizer=None, **critic):
     config = ModelConfig(
+        dtype="bfloat16" if kind == "bfloat16" else "float32",
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
-        critic=CriticConfig(**{"optimizer": OptimizerConfig(lr=1e-2)} | critic),
+        critic=CriticConfig(**{"optimizer": CriticOptimizerConfig(lr=1e-2)} | critic),
     )
     return Trainer(build(kind), config, loss or LossConfig(beta=0.0), total_steps=10, tokens_per_pack=64)
 
@@ -95,19 +96,23 @@ def test_values_learn_the_return():
     assert losses[-1] < 0.3 * losses[0]  # credits differ after equal prefixes, so not to 0
 
 
-def test_a_critic_of_its_own_leaves_the_policy_alone_and_a_shared_one_moves_it():
-    held = {}
+def test_the_value_loss_of_a_shared_backbone_trains_the_policy_and_that_of_an_own_one_does_not():
+    moved = {}
     for backbone in ("own", "shared"):
-        trainer = trainer_of(backbone=backbone, warmup_steps=2)
-        start = weights_of(trainer)
-        torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(1))
-        trainer.update(batch())
-        held[backbone] = equal(weights_of(trainer), start)
-    assert held == {"own": True, "shared": False}
+        weights = []
+        for coefficient in (0.1, 10.0):
+            trainer = trainer_of(backbone=backbone, coefficient=coefficient)
+            trainer.begin_rl()
+            torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(1))
+            trainer.update(batch())
+            weights.append(weights_of(trainer))
+        moved[backbone] = not equal(*weights)
+    assert moved == {"own": False, "shared": True}
 
 
-def test_the_policy_stands_while_the_critic_warms_up():
-    trainer = trainer_of(warmup_steps=2)
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_the_policy_stands_while_the_critic_warms_up(backbone):
+    trainer = trainer_of(backbone=backbone, warmup_steps=2)
     start, moved = weights_of(trainer), []
     for _ in range(3):
         before = critic_weights(trainer)
@@ -126,7 +131,7 @@ def test_the_critics_backbone_begins_as_the_policy_is_after_its_warm_up():
         assert weight is not policy[name]
 
 
-@pytest.mark.parametrize("kind", ["float32", "lora"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
 @pytest.mark.parametrize("backbone", ["own", "shared"])
 def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path, kind, backbone):
     unbroken = trainer_of(kind, backbone=backbone)
@@ -152,7 +157,7 @@ def test_a_loss_that_is_not_finite_changes_neither_policy_nor_critic():
     trainer = trainer_of()
     trainer.begin_rl()
     start, critic = weights_of(trainer), critic_weights(trainer)
-    trainer.critic.loss = lambda part, estimate: torch.tensor(float("nan"), requires_grad=True)
+    trainer.critic.loss = lambda part, estimate, policy_stands: torch.tensor(float("nan"), requires_grad=True)
     assert trainer.update(batch())["model/base/skipped"] == 1
     assert equal(weights_of(trainer), start)
     assert equal(critic_weights(trainer), critic)
@@ -164,3 +169,13 @@ def test_bfloat16_critics_step_their_float32_masters():
     assert {p.dtype for p in critic.backbone.parameters()} == {torch.bfloat16}
     assert critic.head.weight.dtype == torch.float32
     assert len(critic.optimizer._masters) == len(list(critic.backbone.parameters()))
+    trainer = trainer_of("bfloat16", optimizer=OptimizerConfig(lr=1e-6))
+    trainer.begin_rl()
+    before = {name: master.clone() for name, master in trainer.critic.optimizer._masters.items()}
+    assert trainer.update(batch())["model/base/skipped"] == 0
+    trainer.update(batch())
+    assert all(not torch.equal(before[name], m) for name, m in trainer.critic.optimizer._masters.items())
+
+
+def test_a_critics_rate_is_its_own_default_whatever_else_is_set():
+    assert CriticConfig.model_validate({"optimizer": {"max_grad_norm": 0.5}}).optimizer.lr == 1e-5

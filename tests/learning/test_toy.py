@@ -19,7 +19,7 @@ from cotrain.rewards import credits, propagate, score
 from cotrain.roster import Roster
 from cotrain.runs import GroupRecord
 from cotrain.sampling import Job, fork_on_first, independent, round_robin
-from cotrain.sections import CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from cotrain.sections import CriticConfig, CriticOptimizerConfig, LossConfig, ModelConfig, OptimizerConfig
 from cotrain.trainer import Trainer
 from cotrain.types import Question
 from support import CharRenderer, CharTokenizer
@@ -38,7 +38,7 @@ async def letters_of(group):
 
 
 LEAVE_ONE_OUT = partial(group_relative, baseline=leave_one_out, scale=None)
-CRITIC = CriticConfig(optimizer=OptimizerConfig(lr=1e-2), clip=1.0)
+CRITIC = CriticConfig(optimizer=CriticOptimizerConfig(lr=1e-2), clip=1.0)
 
 
 @pytest.mark.parametrize(

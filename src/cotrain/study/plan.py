@@ -259,10 +259,15 @@ def _config(study: Study, name: str) -> RunConfig:
 def _check_schedules(name: str, config: RunConfig) -> None:
     """A learning rate that falls until `loop.steps` would not fall where tokens end the run."""
     for model, chosen in config.models.items():
-        if chosen.trainable and chosen.optimizer.schedule != "constant":
-            found = f"schedule = '{chosen.optimizer.schedule}', whose end is at loop.steps, but tokens end the run"
+        rates = {"optimizer": chosen.optimizer}
+        if chosen.critic is not None:
+            rates["critic.optimizer"] = chosen.critic.optimizer
+        for key, rate in rates.items() if chosen.trainable else ():
+            if rate.schedule == "constant":
+                continue
+            found = f"schedule = '{rate.schedule}', whose end is at loop.steps, but tokens end the run"
             fix = f'Take a constant one, a budget of updates, or give arms.{name} set = ["loop.steps=N"] to fall over'
-            raise ConfigError(f"arm {name}, models.{model}.optimizer", found, fix)
+            raise ConfigError(f"arm {name}, models.{model}.{key}", found, fix)
 
 
 def _of_arm(name: str, error: ConfigError) -> ConfigError:
