@@ -292,6 +292,7 @@ def test_what_is_not_stored_is_refused(tmp_path, setting, message):
 )
 def test_masked_rollouts_are_not_scored_again(copied, setting, fix):
     text = (copied / "config.toml").read_text().replace("[sampling]", '[sampling]\nshapley = "exact"')
+    text += "\n[rewards.credit.scout.weights]\nshared = 1.0\nshapley = 0.0\n"
     (copied / "config.toml").write_text(text)
     counted = "rewards.credit.scout.weights={shapley=1.0, shared=1.0}"
     with pytest.raises(ConfigError) as refused:
