@@ -245,16 +245,17 @@ def named_estimators(
 ) -> dict[str, Estimator]:
     """The estimators that a configuration may name; docs/methods.md has their formulas side by side."""
 
-    def peers(**choices: object) -> Estimator:
-        chosen = {"scale": scale, "eps": eps, **choices}
-        return lambda trajectories, credits, weights: group_relative(trajectories, credits, weights=weights, **chosen)  # type: ignore[arg-type]
+    def peers(scale: Statistic | None, peer_key: PeerKey = same_pass, baseline: Baseline = mean) -> Estimator:
+        return lambda trajectories, credits, weights: group_relative(
+            trajectories, credits, peer_key=peer_key, baseline=baseline, scale=scale, weights=weights, eps=eps
+        )
 
     return {
-        "group_relative": peers(),
-        "agent_wise": peers(peer_key=same_agent),
+        "group_relative": peers(scale),
+        "agent_wise": peers(scale, same_agent),
         "agent_turn": partial(agent_turn, scale=scale, eps=eps),
-        "leave_one_out": peers(baseline=leave_one_out, scale=None),
-        "no_std": peers(scale=None),
+        "leave_one_out": peers(None, baseline=leave_one_out),
+        "no_std": peers(None),
         "role_baseline": partial(role_baseline, averages=averages, decay=decay),
         "gae": returns,
     }

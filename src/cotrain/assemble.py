@@ -6,17 +6,13 @@ the names fit together.
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cotrain import advantages, align, shapley
 from cotrain.advantages import Estimator
@@ -27,6 +23,7 @@ from cotrain.data.corpus import Corpus, fan_out
 from cotrain.endpoints import Endpoint
 from cotrain.errors import ConfigError
 from cotrain.judges import CORRECTNESS, EXPERT, Judge, coverage, llm_judge
+from cotrain.named import function_named, refuse_unknown
 from cotrain.render import Renderer
 from cotrain.rewards import METRICS, at_least
 from cotrain.roster import Roster, System
@@ -105,10 +102,10 @@ def make_plan(config: RunConfig) -> Plan:
     """
     system = load_system(config)
     agents = {agent.name: _override(agent, config.agents.get(agent.name)) for agent in system.agents}
-    _refuse_unknown("agents", config.agents, agents, "the system's agents")
-    _refuse_unknown("rewards.penalties", config.rewards.penalties, agents, "the system's agents")
+    refuse_unknown("agents", config.agents, agents, "the system's agents")
+    refuse_unknown("rewards.penalties", config.rewards.penalties, agents, "the system's agents")
     for agent in agents.values():
-        _refuse_unknown(f"agents.{agent.name}.model", [agent.model], config.models, "the configured models")
+        refuse_unknown(f"agents.{agent.name}.model", [agent.model], config.models, "the configured models")
     # An agent learns if both it and its model do; who does not is marked in every record.
     agents = {n: replace(a, trainable=a.trainable and config.models[a.model].trainable) for n, a in agents.items()}
     for model in config.models:
@@ -117,7 +114,7 @@ def make_plan(config: RunConfig) -> Plan:
     _check_calls(system, agents)
     if config.warmup.steps and not system.demonstrate:
         raise ConfigError("warmup.steps", "the system demonstrates nothing", "Set it to 0, or give it `demonstrate`")
-    metric = METRICS.get(config.rewards.metric) or _function(config.rewards.metric, "rewards.metric", METRICS)
+    metric = METRICS.get(config.rewards.metric) or function_named(config.rewards.metric, "rewards.metric", METRICS)
     if config.rewards.threshold is not None:
         metric = at_least(metric, config.rewards.threshold)
     judges = _judges(config, agents)  # before the rules, whose weights name them
@@ -138,8 +135,8 @@ def make_plan(config: RunConfig) -> Plan:
 
 def _rules(config: RunConfig, system: System, agents: Mapping[str, Agent]) -> dict[str, CreditRule]:
     """Each agent's credit: the system's rule, with the configured values in place of its own."""
-    _refuse_unknown("rewards.credit", config.rewards.credit, agents, "the system's agents")
-    _refuse_unknown("the system's rules", system.rules, agents, "its agents")
+    refuse_unknown("rewards.credit", config.rewards.credit, agents, "the system's agents")
+    refuse_unknown("the system's rules", system.rules, agents, "its agents")
     rules = {}
     for name in agents:
         own = system.rules.get(name, CreditRule())
@@ -151,7 +148,7 @@ def _rules(config: RunConfig, system: System, agents: Mapping[str, Agent]) -> di
         rule = rules[name] = replace(own, **{"penalty": penalty, **flow, **given})
         known = ["shared", "format", *(judge for judge, chosen in config.judges.items() if name in chosen.agents)]
         known += [shapley.REWARD] if config.sampling.shapley else []
-        _refuse_unknown(f"rewards.credit.{name}.weights", rule.weights, known, "shared, format and its judges")
+        refuse_unknown(f"rewards.credit.{name}.weights", rule.weights, known, "shared, format and its judges")
     if config.sampling.shapley and not any(shapley.REWARD in rule.weights for rule in rules.values()):
         mend = f"Give it a weight in rewards.credit.<agent>.weights, or leave sampling.{shapley.REWARD} out"
         raise ConfigError("sampling.shapley", "no agent's credit weighs that reward", mend)
@@ -171,7 +168,7 @@ def _judges(config: RunConfig, agents: Mapping[str, Agent]) -> dict[str, dict[st
             raise ConfigError(where, "it judges nobody", f"Set {where}.agents")
         if name == "shared" and chosen.agents:
             raise ConfigError(f"{where}.agents", "it judges the final answers, whoever gives them", "Leave it out")
-        _refuse_unknown(f"{where}.agents", chosen.agents, agents, "the system's agents")
+        refuse_unknown(f"{where}.agents", chosen.agents, agents, "the system's agents")
         judge = _model_judge(chosen, is_verdict=name == "shared") if chosen.rule is None else _rule(chosen.rule, where)
         made[name] = dict.fromkeys(agents if name == "shared" else chosen.agents, judge)
     return made
@@ -197,11 +194,11 @@ def _model_judge(chosen: JudgeConfig, is_verdict: bool) -> Judge:
 
 
 def _rule(name: str, where: str) -> Judge:
-    return RULES.get(name) or _function(name, f"{where}.rule", RULES)
+    return RULES.get(name) or function_named(name, f"{where}.rule", RULES)
 
 
 def _align(config: RunConfig, agents: Mapping[str, Agent]) -> Align:
-    _refuse_unknown("align.factors", config.align.factors, agents, "the system's agents")
+    refuse_unknown("align.factors", config.align.factors, agents, "the system's agents")
     if config.align.size is not None:
         return align.duplicate(config.align.size, config.loop.seed)
     return {"weight": align.weight, "none": align.none}[config.align.method]
@@ -210,14 +207,14 @@ def _align(config: RunConfig, agents: Mapping[str, Agent]) -> Align:
 def _estimators(config: RunConfig, agents: Mapping[str, Agent], averages: dict[str, float]) -> dict[str, Estimator]:
     """Each agent's estimator."""
     chosen = config.advantage
-    _refuse_unknown("advantage.agents", chosen.agents, agents, "the system's agents")
+    refuse_unknown("advantage.agents", chosen.agents, agents, "the system's agents")
     scale = {"population": advantages.population_std, "sample": advantages.sample_std}[chosen.std]
     known = advantages.named_estimators(scale=scale, eps=chosen.eps, averages=averages, decay=chosen.decay)
     found = {}
     for name in agents:
         estimator = chosen.agents.get(name, chosen.estimator)
         where = f"advantage.agents.{name}" if name in chosen.agents else "advantage.estimator"
-        found[name] = known.get(estimator) or _function(estimator, where, known)
+        found[name] = known.get(estimator) or function_named(estimator, where, known)
         critic = config.models[agents[name].model].critic
         if agents[name].trainable and (estimator == "gae") != (critic is not None):
             model = agents[name].model
@@ -231,8 +228,8 @@ def _check_calls(system: System, agents: Mapping[str, Agent]) -> None:
     """Tools and delegates exist, their names do not clash, and nobody delegates to itself, directly or not."""
     tools = [*system.tools, *system.corpus_tools, "search"]
     for agent in agents.values():
-        _refuse_unknown(f"agent {agent.name}'s tools", agent.tools, tools, "the system's tools")
-        _refuse_unknown(f"agent {agent.name}'s delegates", agent.delegates, agents, "the system's agents")
+        refuse_unknown(f"agent {agent.name}'s tools", agent.tools, tools, "the system's tools")
+        refuse_unknown(f"agent {agent.name}'s delegates", agent.delegates, agents, "the system's agents")
         names = [*agent.tools, *agent.delegates]
         if len(set(names)) < len(names) or "answer" in names:
             found = f"may call {', '.join(names)}"
@@ -311,10 +308,10 @@ def load_system(config: RunConfig) -> System:
         ConfigError: there is no such function, a setting is not one of its arguments, or it returns no `System`.
     """
     name = config.system.name
-    build = _function(SYSTEMS.get(name, name), "system.name", SYSTEMS)
+    build = function_named(SYSTEMS.get(name, name), "system.name", SYSTEMS)
     signature = inspect.signature(build)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        _refuse_unknown("system.settings", config.system.settings, signature.parameters, f"the arguments of {name}")
+        refuse_unknown("system.settings", config.system.settings, signature.parameters, f"the arguments of {name}")
     try:
         signature.bind(**config.system.settings)
     except TypeError as error:
@@ -327,7 +324,7 @@ def load_system(config: RunConfig) -> System:
     names = [agent.name for agent in system.agents]
     if len(set(names)) < len(names):
         raise ConfigError("system.name", f"{name} has two agents of one name ({', '.join(names)})", "Rename one")
-    _refuse_unknown("the system's penalties", system.penalties, names, "its agents")
+    refuse_unknown("the system's penalties", system.penalties, names, "its agents")
     for agent, value in system.penalties.items():
         if not -math.inf < value <= 0:
             raise ConfigError(
@@ -361,49 +358,3 @@ def _override(agent: Agent, override: AgentConfig | None) -> Agent:
     given = {key: value for key, value in (override or AgentConfig()) if value is not None}
     of_sampling = {key: given.pop(key) for key in ("temperature", "top_p", "max_tokens", "stop") if key in given}
     return replace(agent, **given, sampling=replace(agent.sampling, **of_sampling))
-
-
-def _function(name: str, where: str, known: Iterable[str]) -> Callable[..., Any]:
-    """The callable that `module:function` or `path/file.py:function` names."""
-    module_name, _, attribute = name.rpartition(":")
-    if not module_name:
-        close = difflib.get_close_matches(name, list(known), n=1)
-        hint = f"Did you mean '{close[0]}'? " if close else ""
-        raise ConfigError(
-            where, f"unknown name '{name}'", f"{hint}Built in: {', '.join(known)}; your own: module:function"
-        )
-    try:
-        module = _module(module_name)
-    except (ImportError, FileNotFoundError) as error:
-        raise ConfigError(where, f"cannot import '{module_name}': {error}", "Check the path or install it") from error
-    function: Callable[..., Any] | None = getattr(module, attribute, None)
-    if not callable(function):
-        raise ConfigError(where, f"'{module_name}' has no function '{attribute}'", "Check the name")
-    return function
-
-
-def _module(name: str) -> object:
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    path = Path(name).expanduser().resolve()
-    known = str(path)  # under its whole path, so that it hides no module and a system and a metric share one
-    if known in sys.modules:
-        return sys.modules[known]
-    spec = importlib.util.spec_from_file_location(known, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise FileNotFoundError(f"no such file: {name}")
-    module = sys.modules[known] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[known]
-        raise
-    return module
-
-
-def _refuse_unknown(where: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
-    for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(name, list(known), n=1)
-            hint = f"Did you mean '{close[0]}'? " if close else ""
-            raise ConfigError(where, f"unknown name '{name}'", f"{hint}Known ({what}): {', '.join(known)}")

@@ -178,12 +178,17 @@ def _coefficients(units: Mapping[str, Sequence[Sample]], reduction: Reduction) -
             found = f"weights {[s.weight for s in samples]}"
             raise TrainError(f"trajectory {id}", found, "Give all its samples one finite weight >= 0")
     lengths = {id: sum(sum(s.mask) for s in samples) for id, samples in units.items()}
-    per_token = reduction == "token"
-    total = math.fsum(weights[id] * (lengths[id] if per_token else 1) for id in units)
-    if total == 0.0:
+    if not any(weights.values()):
         raise TrainError("batch", f"all {len(units)} trajectories have weight 0", "Leave the batch out")
-    divisors = {id: 1 if per_token else reduction if isinstance(reduction, int) else lengths[id] for id in units}
-    return {id: weights[id] / (total * divisors[id]) for id in units}
+    return coefficients(weights, lengths, reduction)
+
+
+def coefficients(weights: Mapping[str, float], lengths: Mapping[str, int], reduction: Reduction) -> dict[str, float]:
+    """Trajectory id -> the coefficient of each of its sampled tokens, as in `pack`. Some weight must be above 0."""
+    per_token = reduction == "token"
+    total = math.fsum(weights[id] * (lengths[id] if per_token else 1) for id in weights)
+    divisors = {id: 1 if per_token else reduction if isinstance(reduction, int) else lengths[id] for id in weights}
+    return {id: weights[id] / (total * divisors[id]) for id in weights}
 
 
 def _last_sampled(sample: Sample) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 
 from cotrain.engines.base import Cohort
-from cotrain.errors import WorkflowError
 from cotrain.sampling import Branches, Job, Rollout, Strategy, fork, group_of, only_call
 from cotrain.types import Group
 
@@ -56,9 +55,7 @@ def tree(*, picks_best: bool = True) -> Strategy:
 
 
 async def _best(job: Job, found: Branches) -> Rollout:
-    if job.value is None:
-        raise WorkflowError(f"question {job.question.id}", "nobody scores its rollouts", "Give the job a value")
-    values = await job.value(group_of(job, "tree", [found]))
+    values = await job.worth(group_of(job, "tree", [found]))
     best = max(found.rollouts, key=lambda id: values.get(id, float("-inf")))
     return found.rollouts[best]
 

@@ -53,6 +53,16 @@ class Job:
         """The seed of every token; of repeated attempts far away from the seeds that users choose."""
         return self.seed + self.attempt * 1_000_000_007
 
+    async def worth(self, group: Group) -> Mapping[str, float]:
+        """What `value` says of a group's rollouts.
+
+        Raises:
+            WorkflowError: the job has none.
+        """
+        if self.value is None:
+            raise WorkflowError(f"question {self.question.id}", "nobody scores its rollouts", "Give the job a value")
+        return await self.value(group)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:

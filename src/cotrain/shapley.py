@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cotrain.engines.base import Cohort
-from cotrain.errors import WorkflowError
 from cotrain.sampling import Branches, Job, Strategy, masked_rollout
 from cotrain.types import Group, Trajectory
 
@@ -109,12 +108,10 @@ async def _values(
     job: Job, group: Group, wanted: Sequence[tuple[str, Coalition]], made: Sequence[Branches]
 ) -> dict[str, dict[Coalition, float]]:
     """Rollout -> coalition -> value, where it is known."""
-    if job.value is None:
-        raise WorkflowError(f"question {job.question.id}", "nobody scores its rollouts", "Give the job a value")
     everyone = frozenset(agent.name for agent in job.system.agents)
-    of_group = await job.value(group)
+    of_group = await job.worth(group)
     groups = [replace(group, trajectories=branches.trajectories) for branches in made]
-    scored = await asyncio.gather(*map(job.value, groups))
+    scored = await asyncio.gather(*map(job.worth, groups))
     values = {rollout: {everyone: of_group[rollout]} for rollout in group.by_rollout() if rollout in of_group}
     for (rollout, chosen), found in zip(wanted, scored, strict=True):
         if rollout in found:

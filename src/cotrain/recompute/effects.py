@@ -15,9 +15,10 @@ import numpy as np
 
 from cotrain.advantages import EQUAL_WITHIN
 from cotrain.assemble import Plan
-from cotrain.batch import Reduction
+from cotrain.batch import Reduction, coefficients
 from cotrain.recompute.settings import estimator_of, has_critic
 from cotrain.runs import GroupRecord
+from cotrain.types import Trajectory
 
 Summary = Mapping[str, float | None]
 """What is known of one agent under one set of settings, by name; None: unknown."""
@@ -145,18 +146,20 @@ def gradient_masses(records: Sequence[GroupRecord], reduction: Reduction) -> dic
     cancel, and those of likely tokens are shorter. Left out are the KL term, clipping, the guard of older samples, and
     that a trainer may have passed over a group as too old.
     """
-    batches: dict[str, list[tuple[str, int, float, float]]] = {}
+    batches: dict[str, list[tuple[Trajectory, GroupRecord]]] = {}
     for record in records:
         for t in record.group.trajectories:
             if t.trainable and t.id in record.advantages and t.num_sampled:
-                part = t.agent, t.num_sampled, record.weights.get(t.id, 1.0), abs(record.advantages[t.id])
-                batches.setdefault(t.model, []).append(part)
+                batches.setdefault(t.model, []).append((t, record))
     masses: dict[tuple[str, str], float] = {}
     for model, parts in batches.items():
-        total = sum(weight * (length if reduction == "token" else 1) for _, length, weight, _ in parts)
-        for agent, length, weight, size in parts if total else ():
-            divisor = 1 if reduction == "token" else length if reduction == "trajectory" else reduction
-            masses[model, agent] = masses.get((model, agent), 0.0) + length * weight / (total * divisor) * size
+        weights = {t.id: record.weights.get(t.id, 1.0) for t, record in parts}
+        if not any(weights.values()):
+            continue
+        of_token = coefficients(weights, {t.id: t.num_sampled for t, _ in parts}, reduction)
+        for t, record in parts:
+            mass = t.num_sampled * of_token[t.id] * abs(record.advantages[t.id])
+            masses[model, t.agent] = masses.get((model, t.agent), 0.0) + mass
     return masses
 
 
