@@ -10,27 +10,13 @@ generated world with one hop.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from cotrain import Question, System, Turn
-from cotrain.data.world_text import RELATIONS
+from cotrain.data.world_read import facts, wanted
 from cotrain.systems.deep_research import deep_research
 from cotrain.systems.single_agent import single_agent
-
-
-def _pattern(sentence: str) -> re.Pattern[str]:
-    """What a sentence of this template looks like; its group is the value."""
-    parts = (re.escape(part) for part in re.split(r"\{(?:s|it|its|kind)\}", sentence))
-    return re.compile(".+?".join(parts).replace(re.escape("{o}"), "(.+?)") + "$")
-
-
-SENTENCES = sorted(
-    ((r.name, s, _pattern(s)) for r in RELATIONS for s in r.sentences),
-    key=lambda entry: (entry[0] == "profession", -len(entry[1])),
-)
-"""(relation, template, pattern) of all sentences that state a fact; `X is a Y.`, which many fit, comes last."""
 
 
 def team(**settings: int) -> System:
@@ -72,15 +58,6 @@ def of_one(agent: str, question: Question, fields: Mapping[str, object]) -> str 
     return looked_up(question.supporting_titles[0], relation, turns, draw)
 
 
-def wanted(question: Question) -> tuple[str, str]:
-    """The relation that is asked for, and the one after it among those of its kind of page."""
-    relations = question.meta["relations"]
-    assert isinstance(relations, list | tuple)
-    kinds = {relation.name: relation.subject for relation in RELATIONS}
-    same = [relation.name for relation in RELATIONS if relation.subject == kinds[relations[0]]]
-    return relations[0], same[(same.index(relations[0]) + 1) % len(same)]
-
-
 def looked_up(title: str, relation: str, turns: tuple[Turn, ...], draw: random.Random) -> str:
     """Search for a page, visit it (or not), and report the fact that is wanted."""
     if not turns:
@@ -89,14 +66,3 @@ def looked_up(title: str, relation: str, turns: tuple[Turn, ...], draw: random.R
         return f"answer: {title}" if draw.random() < CARELESS else f"visit: {title}"
     found = [value for name, value in facts(turns[-1].calls[0].result) if name == relation]
     return f"answer: {found[0] if found else 'unknown'}"
-
-
-def facts(page: str) -> list[tuple[str, str]]:
-    """(relation, value) of each sentence of a page that states a fact."""
-    found = []
-    for sentence in re.split(r"(?<=\.) ", page):
-        for relation, _, pattern in SENTENCES:
-            if match := pattern.match(sentence):
-                found.append((relation, match[1]))
-                break
-    return found
