@@ -31,9 +31,7 @@ def team(**settings: int) -> System:
 
 def alone(*, num_passages: int, passage_words: int, answer_words: int) -> System:
     """One agent that writes the query, reads the passages, and answers, with the same search and penalties alone."""
-    system = single_agent(
-        max_turns=2, num_hits=num_passages, snippet_words=passage_words, answer_words=answer_words
-    )
+    system = single_agent(max_turns=2, num_hits=num_passages, snippet_words=passage_words, answer_words=answer_words)
     solver = replace(system.agents[0], tools=("search",))
     return replace(system, agents=(solver,), rules={}, penalties={"solver": -1.0}, demonstrate=of_one)
 

@@ -12,6 +12,7 @@ import pytest
 
 from cotrain.data.questions import load_questions, write_questions
 from cotrain.data.world import World, generate, training_text
+from cotrain.data.world_read import facts, wanted
 from cotrain.data.world_text import ADJECTIVES, COMPANIES, FILLER, FIRST_NAMES, PROFESSIONS, RELATIONS, THINGS
 from cotrain.errors import ConfigError
 from cotrain.sections import WorldConfig
@@ -219,3 +220,19 @@ def test_training_text_has_every_passage_and_the_train_questions() -> None:
 def test_questions_survive_a_file(world: World, tmp_path) -> None:
     write_questions(tmp_path / "q.jsonl", world.questions)
     assert tuple(load_questions(tmp_path / "q.jsonl")) == world.questions
+
+
+def test_pages_read_back_state_what_the_world_does(world: World):
+    stated: dict[str, dict[str, str]] = {}
+    for fact in world.facts:
+        stated.setdefault(fact.subject, {})[fact.relation] = fact.value
+    assert {passage.title: dict(facts(passage.text)) for passage in world.passages} == stated
+
+
+def test_what_is_wanted_comes_first_and_another_fact_of_such_a_page_second(world: World):
+    kinds = {relation.name: relation.subject for relation in RELATIONS}
+    for question in world.questions:
+        asked, other = wanted(question)
+        assert asked == question.meta["relations"][0]
+        assert asked != other
+        assert kinds[asked] == kinds[other]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 
-from cotrain.data.world_text import RELATIONS
+from cotrain.data.world_text import FILLER, RELATIONS
 from cotrain.types import Question
 
 
-def _pattern(sentence: str) -> re.Pattern[str]:
-    """What a sentence of this template looks like; its group is the value."""
-    parts = (re.escape(part) for part in re.split(r"\{(?:s|it|its|kind)\}", sentence))
+def _pattern(template: str) -> re.Pattern[str]:
+    """What a sentence of this template looks like; its group is the value, if it states one."""
+    parts = (re.escape(part) for part in re.split(r"\{(?:s|it|its|kind|city|person|thing)\}", template))
     return re.compile(".+?".join(parts).replace(re.escape("{o}"), "(.+?)") + "$")
 
 
@@ -22,12 +22,15 @@ _SENTENCES = sorted(
     key=lambda entry: (entry[0] == "profession", -len(entry[1])),
 )
 """(relation, template, pattern) of all sentences that state a fact; `X is a Y.`, which many fit, comes last."""
+_FILLER = [_pattern(sentence) for sentences in FILLER.values() for sentence in sentences]
 
 
 def facts(page: str) -> list[tuple[str, str]]:
     """(relation, value) of each sentence of a page's text that states a fact, in their order."""
     found = []
     for sentence in re.split(r"(?<=\.) ", page):
+        if any(pattern.match(sentence) for pattern in _FILLER):
+            continue
         for relation, _, pattern in _SENTENCES:
             if match := pattern.match(sentence):
                 found.append((relation, match[1]))
