@@ -8,11 +8,15 @@ import pytest
 from cotrain import Question, System
 from cotrain.data.corpus import Corpus
 from cotrain.data.world import generate
+from cotrain.engines.base import Request
 from cotrain.named import function_named
+from cotrain.rewards import f1, propagate, score
+from cotrain.sampling import Job, fork_on_first
 from cotrain.sections import WorldConfig
 from cotrain.study.plan import jobs_of, load_study
 from cotrain.systems.search_pipeline import Passages, pick_faults, query_faults
-from cotrain.types import Completion, ToolCall, Turn
+from cotrain.types import Completion, Passage, ToolCall, Turn
+from support import cast, run
 
 ROOT = Path(__file__).parents[2]
 WORLD = generate(WorldConfig(entities=200, hops=(1,), distractors=0, questions=600))
@@ -77,11 +81,32 @@ def test_the_single_agent_has_the_same_search_and_reads_what_it_lists(system: Sy
     assert all(a.removeprefix("answer: ").rstrip(".") in page for a in answers)
 
 
-@pytest.mark.parametrize("name", ["screen"])
-def test_a_search_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_one_agent_on_real_questions_asks_reads_and_answers_and_its_query_earns_what_the_answer_does(monkeypatch):
     monkeypatch.chdir(ROOT)
-    jobs = jobs_of(load_study(Path(f"recipes/search/{name}.toml")))
-    assert len({(job.config.data.eval["dev"], job.config.data.train) for job in jobs}) == 1
+    system: System = function_named("recipes/hotpotqa/alone.py:alone", "system.name", ())()
+    question = Question(id="q", text="Who led Ginon?", answers=("Ann Bee",))
+    prompts: list[str] = []
+
+    def say(prompt: str, request: Request) -> str:
+        prompts.append(prompt)
+        return "Ann Bee" if "Read this." in prompt else "leader of Ginon"
+
+    def search(queries: tuple[str, ...], count: int) -> list[Passage]:
+        assert (queries, count) == (("leader of Ginon",), 6)
+        return [Passage(title="Ginon", text="It was led by Ann Bee.")] * 6
+
+    roster, _ = cast(system, say, {"search": search})
+    group = run(fork_on_first(Job(system=system, roster=roster, question=question, group_size=2)))
+    assert [prompt.count("It was led by Ann Bee.") for prompt in prompts] == [0, 0, 3, 3]
+    rewarded = propagate(score(group, f1), {})
+    assert [t.rewards["shared"] for t in rewarded.trajectories] == [1.0] * 4
+
+
+@pytest.mark.parametrize("name", ["search/screen", "hotpotqa/study"])
+def test_a_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(ROOT)
+    jobs = jobs_of(load_study(Path(f"recipes/{name}.toml")))
+    assert len({job.config.data.model_dump_json() for job in jobs}) == 1
     assert len({job.config.loop.max_sampled for job in jobs if job.config.loop.steps}) == 1
     rollouts = {job.config.sampling.group_size * job.config.sampling.questions_per_step for job in jobs}
     assert rollouts == {32}
