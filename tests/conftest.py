@@ -1,4 +1,9 @@
+import hypothesis
 import pytest
+
+# A busy machine can take any time for an example: a law is broken by a wrong value, never by a slow one.
+hypothesis.settings.register_profile("cotrain", deadline=None)
+hypothesis.settings.load_profile("cotrain")
 
 
 @pytest.fixture(autouse=True)

@@ -221,6 +221,9 @@ def _estimators(config: RunConfig, agents: Mapping[str, Agent], averages: dict[s
             what = f"{estimator!r} for {name}, whose model {model} has {'no' if critic is None else 'a'} critic"
             mend = "Choose 'gae', or remove the critic" if critic else f"Add [models.{model}.critic]"
             raise ConfigError(where, what, mend)
+        if agents[name].trainable and config.sampling.resample and estimator in ("gae", "role_baseline"):
+            what = f"{estimator!r} gives {name} an advantage in every group, so none would be sampled again"
+            raise ConfigError("sampling.resample", what, "Leave it out, or choose an estimator that compares peers")
     return found
 
 

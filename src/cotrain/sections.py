@@ -298,6 +298,12 @@ class LossConfig(Section):
     guard_cap: Annotated[float, Field(gt=1)] = 2.0
     """Bound of the guard."""
 
+    @model_validator(mode="after")
+    def _used(self) -> LossConfig:
+        if self.guard == "none" and self.guard_cap != 2.0:
+            raise ValueError("guard_cap bounds a guard, and there is none; leave it out")
+        return self
+
 
 class EngineConfig(Section):
     """The in-process sampler."""

@@ -106,6 +106,10 @@ class RewardConfig(Section):
     """What flows back: the shared reward, or the reader's whole credit."""
 
 
+DIVIDING = ("group_relative", "agent_wise", "agent_turn")
+"""The estimators that divide by a standard deviation."""
+
+
 class AdvantageConfig(Section):
     """From credits to advantages."""
 
@@ -120,6 +124,15 @@ class AdvantageConfig(Section):
     """Added to the standard deviation."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """role_baseline: how much of an agent's average stays after each of its credits."""
+
+    @model_validator(mode="after")
+    def _used(self) -> AdvantageConfig:
+        chosen = {self.estimator, *self.agents.values()}
+        if (self.std, self.eps) != ("population", 1e-6) and not chosen & set(DIVIDING):
+            raise ValueError(f"std and eps belong to {', '.join(DIVIDING)}; leave them out")
+        if self.decay != 0.95 and "role_baseline" not in chosen:
+            raise ValueError("decay belongs to estimator 'role_baseline'; leave it out")
+        return self
 
 
 class AlignConfig(Section):

@@ -203,12 +203,34 @@ def trajectory(id, reward):
         (["rewards.credit.rewriter.weights={shapley=1.0}"], "rewards.credit.rewriter.weights: unknown name 'shapley'"),
         (["rewards.credit.rewriter.overlong={limit=4,buffer=5}"], "buffer 5 exceeds limit 4"),
         (["loss.reduction=0"], "loss.reduction"),
+        (["loss.guard=none", "loss.guard_cap=3.0"], "guard_cap bounds a guard, and there is none"),
+        (["advantage.decay=0.5"], "decay belongs to estimator 'role_baseline'"),
+        (["advantage.estimator=no_std", "advantage.std=sample"], "std and eps belong to group_relative, agent_wise"),
+        (["advantage.estimator=no_std", "advantage.eps=0.1"], "std and eps belong to group_relative, agent_wise"),
+        (["advantage.agents.reranker=role_baseline", "sampling.resample=1"], "gives reranker an advantage in every"),
+        (
+            ["models.base.critic={}", "advantage.estimator=gae", "sampling.resample=1"],
+            "sampling.resample: 'gae' gives rewriter an advantage in every group",
+        ),
     ],
 )
 def test_what_does_not_fit_an_estimator_or_a_strategy_is_refused(settings, words):
     with pytest.raises(ConfigError) as error:
         plan_of(*settings)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["advantage.agents.reranker=role_baseline", "advantage.decay=0.5"],
+        ["advantage.estimator=no_std", "advantage.agents.reranker=agent_wise", "advantage.std=sample"],
+        ["loss.guard_cap=3.0"],
+        ["advantage.estimator=role_baseline", "agents.rewriter.trainable=false", "loss.guard=mask"],
+    ],
+)
+def test_a_setting_that_something_chosen_reads_is_taken(settings):
+    plan_of(*settings)
 
 
 def test_shapley_credit_an_overlong_penalty_and_a_critic_are_configuration():

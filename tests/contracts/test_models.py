@@ -81,7 +81,7 @@ def test_tiny_models_have_tokenizers_of_their_own():
         assert len(Renderer(load(name).tokenizer).encode(text)) < len(text) / 2  # its words are tokens
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_tiny_tokenizers_lose_nothing(text):
     assert SMALL_RENDERER.decode(SMALL_RENDERER.encode(text)) == text

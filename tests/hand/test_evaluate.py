@@ -93,7 +93,7 @@ def test_intervals_cover_the_true_mean_95_percent_of_the_time(shape):
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_interval_lies_inside_the_values_and_around_the_mean(values, seed):
     interval = bootstrap(values, resamples=50, seed=seed)
     tolerance = 1e-9 * max(map(abs, values))  # a mean of equal floats may round

@@ -77,7 +77,7 @@ def test_equals_the_tokenizers_own_reading(name, messages):
 NO_TOKENS = st.characters(exclude_characters="<", exclude_categories=["Cs"])  # every control token here has a "<"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(contents=st.lists(st.text(NO_TOKENS, max_size=30), min_size=1, max_size=3))
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_the_tokenizers_own_reading_of_any_text(name, contents):
@@ -85,7 +85,7 @@ def test_equals_the_tokenizers_own_reading_of_any_text(name, contents):
     assert RENDERERS[name].render(messages) == one_string(TOKENIZERS[name], messages)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(system=HOSTILE, user=HOSTILE)
 @pytest.mark.parametrize("name", NAMES)
 def test_contents_never_become_control_tokens(name, system, user):

@@ -162,7 +162,7 @@ def test_templates_that_cannot_be_extended(template, found):
         renderer.extend((7,), done((70,)), ["r"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(results=st.lists(HOSTILE, min_size=1, max_size=3))
 @pytest.mark.parametrize("name", NAMES)
 def test_results_never_become_control_tokens(name, results):

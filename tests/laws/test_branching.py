@@ -41,7 +41,7 @@ def branches_of(group, pass_id):
     return [r for id, r in group.by_rollout().items() if id.startswith(f"{pass_id}.")]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, CHAINS)
 def test_counterfactuals_of_a_call_share_one_prompt_and_the_frozen_record(seed, size, n):
     work, engine = job(chain(n), seed, size)
@@ -59,7 +59,7 @@ def test_counterfactuals_of_a_call_share_one_prompt_and_the_frozen_record(seed, 
         assert not any(t.trainable for r in rollouts for t in r if t not in alternatives)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, CHAINS)
 def test_c3_is_the_reward_minus_the_mean_of_the_other_alternatives(seed, size, n):
     work, _ = job(chain(n), seed, size)
@@ -78,7 +78,7 @@ def test_c3_is_the_reward_minus_the_mean_of_the_other_alternatives(seed, size, n
             assert values == {}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, CHAINS)
 def test_the_tree_goes_on_from_the_best_branch(seed, size, n):
     work, engine = job(chain(n), seed, size)
@@ -237,7 +237,7 @@ def test_shapley_by_hand():
     assert shapley_sampled(["ab"], values) == {"a": 1.0, "b": 5.0}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(SEEDS, CHAINS)
 def test_every_rollouts_shapley_rewards_add_up_to_what_its_answer_earned(seed, n):
     work, engine = job(chain(n), seed, 2)

@@ -86,14 +86,14 @@ def check(record, method, size, std):
     assert set(record.weights) == set(expected)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(TEAMS, METHODS, st.integers(1, 5), STDS)
 def test_peers_are_one_agents_trajectories_of_one_question_over_all_rollouts(rollouts, method, size, std):
     (record,), _ = run(judge(plan_of(*settings_of(method, size, std)), [group_of(rollouts)]))
     check(record, method, size, std)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(TEAMS, min_size=2, max_size=3), METHODS)
 def test_questions_do_not_touch_each_other(teams, method):
     plan = plan_of(*settings_of(method))
@@ -104,7 +104,7 @@ def test_questions_do_not_touch_each_other(teams, method):
     assert dropped == {reason: sum(d.get(reason, 0) for _, d in alone) for reason in dropped}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(TEAMS, METHODS, st.integers(1, 5))
 def test_weighted_advantages_sum_to_0_and_have_std_1(rollouts, method, size):
     (record,), _ = run(judge(plan_of(*settings_of(method, size)), [group_of(rollouts)]))
@@ -117,7 +117,7 @@ def test_weighted_advantages_sum_to_0_and_have_std_1(rollouts, method, size):
             assert math.sqrt(moment[1]) == pytest.approx(1, abs=1e-4)  # stds of these credits are 0.01 or more
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(["right", "wrong"]), min_size=1, max_size=6), METHODS)
 def test_where_nobody_delegates_there_is_no_sub_update_and_main_is_grpo(answers, method):
     records, _ = run(judge(plan_of(*settings_of(method)), [group_of([Rollout(said) for said in answers])]))
@@ -155,7 +155,7 @@ def test_kinds_of_helpers_are_not_compared_and_are_aligned_apart():
     assert dropped == {"zero_variance": 2}  # both answers are right
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(TEAMS, st.integers(2, 4), st.data())
 def test_under_weight_a_rollout_that_says_all_of_it_again_changes_nothing_for_the_others(rollouts, times, data):
     """Who delegates more often with the same outcome counts as before; without alignment it does not."""
@@ -177,7 +177,7 @@ def test_without_alignment_the_rollout_that_delegates_most_has_the_mean():
     assert means == pytest.approx({"none": math.sqrt(3), "weight": 1.0}, abs=1e-4)  # 0.75 / sqrt(3/16), 0.5 / 0.5
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 6), METHODS)
 def test_played_episodes_have_the_same_peers_as_groups_made_by_hand(seed, size, method):
     """A scripted team that delegates at random, to several at once and in several turns."""
@@ -231,7 +231,7 @@ def without(group, ids):
     return replace(group, trajectories=tuple(kept))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(FALLIBLE, METHODS)
 def test_what_could_not_be_judged_is_as_if_it_were_not_there(rollouts, method):
     """A failed expert takes its trajectory, a failed verdict its rollout; nothing is 0 and nothing a gift for it."""
@@ -257,7 +257,7 @@ def test_what_could_not_be_judged_is_as_if_it_were_not_there(rollouts, method):
         assert dropped.get(reason, 0) == others_dropped.get(reason, 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(FALLIBLE, METHODS)
 def test_under_renormalise_a_failed_expert_rescales_that_credit_and_a_failed_verdict_pays_nobody(rollouts, method):
     group = group_of(rollouts)
@@ -299,7 +299,7 @@ def test_a_judge_that_raises_is_a_judge_that_fails():
 SHAPES_OF_TWO_KINDS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=2, max_size=4)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(SHAPES_OF_TWO_KINDS, METHODS, st.integers(1, 4), st.sampled_from([1.0, 0.5, 3.0]), st.integers(8, 60))
 def test_main_and_sub_weigh_1_to_1_under_weight_and_1_to_d_under_duplicate(shape, method, size, factor, tokens):
     """All played by one model: the coefficients of its batch, over the packs, by rollout and agent."""
@@ -350,7 +350,7 @@ def test_factors_touch_the_loss_and_not_the_statistics():
     assert factored.weights == {"q/0": 1.0, "q/1": 1.0, "q/0/0": 1.25, "q/0/1": 1.25, "q/1/0": 2.5}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(TEAMS, METHODS)
 def test_a_judged_group_is_read_back_as_it_was_trained_on(tmp_path_factory, rollouts, method):
     folder = tmp_path_factory.mktemp("run")

@@ -39,7 +39,7 @@ def grpo(rewards):
     return [(r - center) / (std + 1e-6) for r in rewards]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SEEDS, SIZES, CHAINS)
 def test_fork_on_first_gives_a_chain_one_advantage_equal_to_grpo_on_its_f1(seed, size, num_agents):
     work, engine = job(chain(num_agents), seed, size)
@@ -57,7 +57,7 @@ def test_fork_on_first_gives_a_chain_one_advantage_equal_to_grpo_on_its_f1(seed,
         assert [result.values[t.id] for t in members] == pytest.approx([expected] * num_agents)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SEEDS, SIZES, CHAINS, st.data())
 def test_round_robin_shares_one_advantage_from_the_fork_on(seed, size, num_agents, data):
     at = data.draw(st.integers(0, num_agents - 1))
@@ -92,7 +92,7 @@ def test_trunk_outputs_give_no_sample_when_the_same_agent_acts_again_after_the_f
     assert by_agent["a1", False] == [True] * 8
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, CHAINS)
 def test_independent_trains_only_the_forked_call_of_each_pass_and_its_prompts_are_one(seed, size, num_agents):
     work, engine = job(chain(num_agents), seed, size)
@@ -145,7 +145,7 @@ def test_round_robin_draws_are_seeded_per_run_seed_step_and_question_and_uniform
     assert all(70 <= n <= 130 for n in counts.values())  # 300 draws, 100 expected, std 8.2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, CHAINS)
 def test_with_one_reader_everywhere_mean_max_and_min_agree(seed, size, num_agents):
     work, _ = job(chain(num_agents), seed, size)
@@ -157,7 +157,7 @@ def test_with_one_reader_everywhere_mean_max_and_min_agree(seed, size, num_agent
     assert results[0] == results[1] == results[2]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SEEDS, SIZES, CHAINS, st.booleans())
 def test_advantages_of_a_peer_set_sum_to_zero_and_have_std_one(seed, size, num_agents, weighted):
     rules = {f"a{i}": CreditRule(penalty=-0.3 * i) for i in range(num_agents)}
@@ -177,7 +177,7 @@ def test_advantages_of_a_peer_set_sum_to_zero_and_have_std_one(seed, size, num_a
         assert math.sqrt(square) == pytest.approx(std / (std + 1e-6))  # 1, up to eps
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, st.floats(-5, 5))
 def test_a_constant_added_to_a_peer_sets_credits_changes_nothing(seed, size, constant):
     work, _ = job(chain(3), seed, size)
@@ -188,7 +188,7 @@ def test_a_constant_added_to_a_peer_sets_credits_changes_nothing(seed, size, con
     assert again.values == pytest.approx(result.values, abs=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, SIZES, st.sampled_from(["a0", "a1", "a2"]))
 def test_one_agents_penalty_changes_no_other_agents_advantage(seed, size, punished):
     work, _ = job(chain(3), seed, size)

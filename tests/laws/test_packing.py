@@ -158,7 +158,7 @@ def test_networks_compute_on_a_tree_what_they_compute_on_its_sequences(kind):
         torch.testing.assert_close(one, other, atol=1e-5 * float(one.abs().max()), rtol=1e-4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_random_trees_agree_as_well(sequences):
     network = tiny("qwen3")

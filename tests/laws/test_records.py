@@ -52,7 +52,7 @@ RECORDS = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(RECORDS, max_size=3))
 def test_groups_are_read_back_as_they_were_written(tmp_path, records):
     write_groups(tmp_path, 4, records)

@@ -106,7 +106,7 @@ setups = st.builds(
 times = st.builds(Times, group=seconds, update=st.lists(seconds, min_size=1, max_size=2), between=seconds, wake=seconds)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(setups, times)
 def test_what_holds_for_every_run(setup, times):
     outcome = simulate(setup, times)
