@@ -102,7 +102,7 @@ def test_one_agent_on_real_questions_asks_reads_and_answers_and_its_query_earns_
     assert [t.rewards["shared"] for t in rewarded.trajectories] == [1.0] * 4
 
 
-@pytest.mark.parametrize("name", ["search/screen", "hotpotqa/study"])
+@pytest.mark.parametrize("name", ["search/screen", "search/confirm", "hotpotqa/study"])
 def test_a_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.chdir(ROOT)
     jobs = jobs_of(load_study(Path(f"recipes/{name}.toml")))
