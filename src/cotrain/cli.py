@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -183,15 +183,15 @@ def show(
     if not found:
         ids = ", ".join(r.group.question.id for r in records[:20])
         raise DataError(f"question {question}", "not in this step", f"Questions there: {ids or 'none'}")
-    from cotrain.show import decoder
+    from cotrain.show import decoders_of
 
-    _print_group(found[0], full, decoder(load_config(run / "config.toml").models, found[0].group))
+    _print_group(found[0], full, decoders_of(load_config(run / "config.toml").models, found[0].group))
 
 
-def _print_group(record: GroupRecord, full: bool, decode: Decode | None) -> None:
+def _print_group(record: GroupRecord, full: bool, decoders: Mapping[str, Decode]) -> None:
     from cotrain.show import render_group
 
-    Console().print(render_group(record.group, record.credits, record.advantages, full, decode=decode))
+    Console().print(render_group(record.group, record.credits, record.advantages, full, decoders=decoders))
 
 
 @commands.command()
@@ -205,9 +205,9 @@ def check(config: ConfigPath = None, settings: Settings = None, full: Full = Fal
 
     with display() as shown:
         record, _ = dry_run(chosen, progress=shown.update)
-    from cotrain.show import decoder
+    from cotrain.show import decoders_of
 
-    _print_group(record, full, decoder(chosen.models, record.group))
+    _print_group(record, full, decoders_of(chosen.models, record.group))
     print("The configuration is sound.")
 
 
@@ -225,9 +225,9 @@ def ask(
     from cotrain.trained import ask_team
 
     group, _ = ask_team(config, run, question, checkpoint=checkpoint, corpus=corpus)
-    from cotrain.show import decoder
+    from cotrain.show import decoders_of
 
-    _print_group(GroupRecord(group=group), full, decoder(config.models, group))
+    _print_group(GroupRecord(group=group), full, decoders_of(config.models, group))
 
 
 @commands.command()

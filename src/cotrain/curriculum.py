@@ -48,6 +48,21 @@ def read_held_out(config: RunConfig) -> dict[str, Pages]:
     return {name: load_set(chosen, config.corpus) for name, chosen in config.data.eval.items()}
 
 
+def read_sets(config: RunConfig) -> tuple[dict[int, Pages], dict[str, Pages]]:
+    """`read_stages` and `read_held_out`, apart from each other: no question is trained on and held out at once.
+
+    Raises:
+        DataError, ConfigError: as `read_stages`; or a held-out set has a question that is trained on as well.
+    """
+    stages, held_out = read_stages(config), read_held_out(config)
+    trained = {question.id for questions, _ in stages.values() for question in questions}
+    for name, (questions, _) in held_out.items():
+        if shared := [question.id for question in questions if question.id in trained]:
+            found = f"{len(shared)} of its {len(questions)} questions are trained on too, such as {shared[0]}"
+            raise DataError(f"data.eval.{name}", found, "Keep the two apart by split, ids or limit")
+    return stages, held_out
+
+
 def seat(cast: Cast, read: Mapping[int, Pages]) -> list[Stage]:
     """The stages with the cast that plays in them."""
     return [Stage(after, questions, cast.roster(corpus)) for after, (questions, corpus) in read.items()]

@@ -6,6 +6,7 @@ docstring, so there is one place to change.
 
 from __future__ import annotations
 
+import inspect
 import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ def _section(
 ) -> Iterator[str]:
     """A section's heading and table, then its sub-sections; one that was told already is only referred to."""
     if path:
-        yield f"## `{path}`\n\n{section.__doc__}{note}\n"
+        yield f"## `{path}`\n\n{inspect.cleandoc(section.__doc__ or '')}{note}\n"
         if section in told:
             yield f"The same keys as in `{told[section]}`.\n"
             return
@@ -67,7 +68,7 @@ def _section(
 def _row(name: str, field: FieldInfo, value: object) -> str:
     default = "required" if field.is_required() else _default(value)
     cells = (f"`{name}`", _bounded(_type(field.annotation), field.metadata), default, field.description or "")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _names(sections: Mapping[str, BaseModel], usual: BaseModel) -> str:

@@ -173,7 +173,8 @@ class QuestionSet(Section):
     corpus: str = "world"
     """`world`, or a JSONL file of passages."""
     split: str | None = None
-    """Keep only questions of this split. Of the world, `train` is trained on and `dev` held out if this is unset."""
+    """Keep only questions of this split. If unset: of a file all questions, of the world `train` to train on and `dev`
+    to hold out. A question that is both trained on and held out is refused."""
     ids: str | None = None
     """A file with one question id per line: keep these, in this order."""
     limit: Positive | None = None

@@ -99,7 +99,7 @@ class RewardConfig(Section):
     credit: dict[str, CreditConfig] = Field(default_factory=dict)
     """How an agent's credit is made of its rewards, by agent."""
     penalties: dict[str, Annotated[float, Field(le=0)]] = Field(default_factory=dict)
-    """Penalty per agent for a faulty output, over the system's own."""
+    """Penalty per agent for a faulty output, in place of the system's own."""
     aggregate: Literal["mean", "max", "min"] = "mean"
     """How the rewards of several readers are joined."""
     propagate: Literal["shared", "full"] = "shared"

@@ -2,7 +2,7 @@
 
 `render_group` builds a rich renderable and prints nothing. Text that a model, a passage or a data set wrote is shown
 as it is: markup in it stays plain, and control characters (which could drive the terminal) become visible escapes.
-Prompts are recorded as token ids; without `decode` only their length is shown.
+Prompts are recorded as token ids; of a model without a decoder only their length is shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def render_group(
     advantages: Mapping[str, float],
     full: bool = False,
     *,
-    decode: Decode | None = None,
+    decoders: Mapping[str, Decode] | None = None,
 ) -> RenderableType:
     """The group as a tree: question; passes; in each the trunk, then the rollouts; in these the trajectories.
 
@@ -40,7 +40,7 @@ def render_group(
         credits: trajectory id -> credit; an absent one is shown as unknown.
         advantages: trajectory id -> advantage; an absent one means that the trajectory gave no sample.
         full: show prompts, outputs and results whole instead of their first and last `SHORT` / 2 characters.
-        decode: prompt ids to text. It must fit every model of the group.
+        decoders: model -> its prompt ids to text.
     """
     tree = Tree(_headline(group), guide_style="dim")
     branches: dict[int, Tree] = {}
@@ -52,28 +52,33 @@ def render_group(
         nodes: dict[str, Tree] = {}
         for trajectory in _callers_first(trajectories):
             parent = nodes.get(trajectory.caller or "", twig)  # what was delegated hangs below who delegated it
+            decode = (decoders or {}).get(trajectory.model)
             nodes[trajectory.id] = parent.add(_trajectory(trajectory, credits, advantages, full, decode))
     if not group.trajectories:
         tree.add(Text("no trajectories: every rollout was dropped", style="yellow"))
     return tree
 
 
-def decoder(models: Mapping[str, ModelConfig], group: Group) -> Decode | None:
-    """Ids to text by the tokenizer of the group's models, which are not loaded, nor fetched from anywhere.
+def decoders_of(models: Mapping[str, ModelConfig], group: Group) -> dict[str, Decode]:
+    """For the group's models ids to text by their tokenizers; the models are not loaded, nor fetched from anywhere.
 
-    None where the tokenizer is not on this machine, or the group's models have different ones.
+    A model whose tokenizer is not on this machine has none.
     """
+    from cotrain.models import list_models
+
+    absent = {entry.name for entry in list_models() if entry.state.startswith("fetched")}
+    used = {t.model for t in group.trajectories}
+    found = {name: _decoder(model) for name, model in models.items() if name in used and model.path not in absent}
+    return {name: decode for name, decode in found.items() if decode is not None}
+
+
+def _decoder(model: ModelConfig) -> Decode | None:
     from tokenizers import Tokenizer
 
-    from cotrain.models import list_models, resolve
+    from cotrain.models import resolve
 
-    used = {t.model for t in group.trajectories}
-    paths = {(model.path, model.seed) for name, model in models.items() if name in used}
-    absent = {entry.name for entry in list_models() if entry.state.startswith("fetched")}
-    if len(paths) != 1 or next(iter(paths))[0] in absent:
-        return None
     try:
-        file = resolve(*paths.pop()) / "tokenizer.json"
+        file = resolve(model.path, model.seed) / "tokenizer.json"
     except ModelError:  # the model is no longer where it was
         return None
     if not file.exists():

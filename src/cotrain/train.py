@@ -17,7 +17,7 @@ from cotrain import runs
 from cotrain.assemble import Cast, Plan, load_cast, make_plan, make_trainer, trained_models
 from cotrain.checkpoints import latest, load_checkpoint, prune, read_json, save_checkpoint
 from cotrain.config import RunConfig, dump_config, lasting, load_config
-from cotrain.curriculum import Stage, questions_at, questions_of_step, read_held_out, read_stages, seat, stage_of
+from cotrain.curriculum import Stage, questions_at, questions_of_step, read_sets, seat, stage_of
 from cotrain.errors import ConfigError, InfrastructureError, TrainError
 from cotrain.evaluate import UNTRAINED
 from cotrain.interrupts import Stop, interrupts
@@ -176,7 +176,7 @@ def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Ca
     if config.loop.steps and not any(agent.trainable for agent in plan.agents.values()):
         raise ConfigError("agents", "none of them is trained", "Set trainable = true for an agent and its model")
     progress("loading questions", 0, 1)
-    read, held_out = read_stages(config), read_held_out(config)
+    read, held_out = read_sets(config)
     progress("loading models", 0, 1)
     cast = load_cast(plan)
     return Run(

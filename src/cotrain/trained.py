@@ -10,8 +10,9 @@ from cotrain import runs
 from cotrain.assemble import Cast, load_cast, make_plan
 from cotrain.checkpoints import latest, load_weights, read_json
 from cotrain.config import RunConfig, load_config
+from cotrain.curriculum import read_sets
 from cotrain.data.questions import load_set
-from cotrain.errors import ConfigError, DataError, InfrastructureError, TrainError
+from cotrain.errors import ConfigError, InfrastructureError, TrainError
 from cotrain.evaluate import Prediction
 from cotrain.loops import Progress, judge, predict, quiet, rollouts
 from cotrain.runs import GroupRecord
@@ -28,14 +29,7 @@ def check(config: RunConfig, *, progress: Progress = quiet) -> tuple[GroupRecord
     """
     plan = make_plan(config)
     progress("loading questions", 0, 1)
-    questions, corpus = load_set(config.data.train, config.corpus)
-    for stage in config.data.stages:
-        load_set(stage, config.corpus)
-    for name, chosen in config.data.eval.items():
-        if not load_set(chosen, config.corpus)[0]:
-            raise DataError(f"data.eval.{name}", "no questions are left after its filters", "Loosen split or ids")
-    if not questions:
-        raise DataError("data.train", "no questions are left after its filters", "Loosen split, ids or limit")
+    questions, corpus = read_sets(config)[0][0]
     progress("loading models", 0, 1)
     cast = load_cast(plan)
     progress("asking one question", 0, 1)

@@ -81,7 +81,7 @@ def calls(monkeypatch):
     trained = SimpleNamespace(evaluate_run=predictions, check=check, ask_team=ask_team)
     monkeypatch.setitem(sys.modules, "cotrain.train", SimpleNamespace(train=train))
     monkeypatch.setitem(sys.modules, "cotrain.trained", trained)
-    monkeypatch.setattr("cotrain.show.decoder", lambda models, group: None)
+    monkeypatch.setattr("cotrain.show.decoders_of", lambda models, group: {})
     return made
 
 

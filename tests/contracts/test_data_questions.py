@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cotrain.config import load_config
+from cotrain.curriculum import read_sets
 from cotrain.data.questions import (
     load_ids,
     load_passages,
@@ -205,3 +207,25 @@ def test_reading_questions_loads_no_search_library() -> None:
     code = "import sys, cotrain.data.importers, cotrain.data.world; print({'bm25s', 'torch'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_a_question_that_is_trained_on_cannot_be_held_out(tmp_path):
+    questions = [Question(id=f"q{i}", text=f"Who led {i}?", answers=("Ann",)) for i in range(6)]
+    write_questions(tmp_path / "questions.jsonl", questions)
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Ginon", "text": "It was led by Ann."}) + "\n")
+    (tmp_path / "dev.txt").write_text("q4\nq5\n")
+    files = [f"{place}.{kind}={tmp_path}/{name}.jsonl"
+             for place in ("data.train", "data.eval.dev")
+             for kind, name in (("source", "questions"), ("corpus", "corpus"))]  # fmt: skip
+    dev = f"data.eval.dev.ids={tmp_path}/dev.txt"
+    settings = [*files, dev, "sampling.questions_per_step=2"]
+    with pytest.raises(DataError) as error:
+        read_sets(load_config(None, settings))
+    assert "data.eval.dev" in str(error.value)
+    assert "2 of its 2 questions are trained on too, such as q4" in str(error.value)
+    later = [f"data.stages=[{{source='{tmp_path}/questions.jsonl', corpus='{tmp_path}/corpus.jsonl', after_step=1}}]"]
+    with pytest.raises(DataError, match="2 of its 2 questions"):
+        read_sets(load_config(None, [*settings, "data.train.limit=4", *later]))
+    stages, held_out = read_sets(load_config(None, [*settings, "data.train.limit=4"]))
+    assert [question.id for question in stages[0][0]] == ["q0", "q1", "q2", "q3"]
+    assert [question.id for question in held_out["dev"][0]] == ["q4", "q5"]

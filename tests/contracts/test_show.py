@@ -1,12 +1,13 @@
 """What the terminal view of a group must contain, and that text written by models cannot act on the terminal."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from cotrain.sections import ModelConfig
-from cotrain.show import decoder, render_group, shorten, visible
+from cotrain.show import decoders_of, render_group, shorten, visible
 from cotrain.types import Completion, Group, Question, ToolCall, Trajectory, Turn
 
 
@@ -116,13 +117,13 @@ def test_prompt_is_decoded_shortened_and_whole_on_request(group):
 
     long = trajectory("t.long", "reader", "0.3", output="y" * 500)
     group = replace(group, trajectories=(long,))
-    short = text_of(render_group(group, {}, {}, decode=decode), width=2000)
+    short = text_of(render_group(group, {}, {}, decoders={"base": decode}), width=2000)
     assert "prompt: head 1 xxx" in short
     assert "tail (3 tokens)" in short
     assert "…772 characters…" in short  # "head 1 " + 1000 + " tail" = 1012 characters, of which 240 are shown
     assert "x" * 200 not in short
     assert "y" * 241 not in short
-    whole = text_of(render_group(group, {}, {}, True, decode=decode), width=2000)
+    whole = text_of(render_group(group, {}, {}, True, decoders={"base": decode}), width=2000)
     assert "x" * 1000 + " tail (3 tokens)" in whole
     assert "y" * 500 in whole
 
@@ -231,7 +232,7 @@ def test_text_of_models_is_never_markup_and_never_drives_the_terminal(group):
     )  # fmt: skip
     question = Question(id=evil, text=evil, answers=(evil,))
     group = replace(group, question=question, trajectories=(bad,), dropped={evil: 1})
-    text = text_of(render_group(group, {evil: 1.0}, {}, True, decode=lambda ids: evil), width=4000)
+    text = text_of(render_group(group, {evil: 1.0}, {}, True, decoders={"base": lambda ids: evil}), width=4000)
     assert not {c for c in text if not c.isprintable()} - {"\n"}
     plain = "[bold red]x[/] [/nothing] [link=http://a]y[/link] \\x1b[2J\\x07\\x9b1m \\u202e"
     assert text.count(plain) == 19
@@ -262,18 +263,28 @@ def model_folder(tmp_path):
     return tmp_path
 
 
-def test_decoder_reads_the_tokenizer_of_the_group_s_model(group, model_folder):
-    models = {"base": ModelConfig(path=str(model_folder)), "other": ModelConfig(path="nowhere")}
-    decode = decoder(models, group)
-    assert decode((2, 0, 1)) == "two zero one"
+def test_every_model_s_prompts_are_read_by_its_own_tokenizer(group, model_folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (other / "config.json").write_text("{}")
+    words = json.loads((model_folder / "tokenizer.json").read_text())
+    words["model"]["vocab"] = {"null": 0, "eins": 1, "zwei": 2}
+    words["model"]["unk_token"] = "null"
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    models = {"base": ModelConfig(path=str(model_folder)), "other": ModelConfig(path=str(other))}
+    mixed = replace(group, trajectories=(*group.trajectories, replace(group.trajectories[0], id="x", model="other")))
+    found = decoders_of(models, mixed)
+    assert {name: decode((2, 0, 1)) for name, decode in found.items()} == {
+        "base": "two zero one",
+        "other": "zwei null eins",
+    }
+    assert list(decoders_of(models, group)) == ["base"]
 
 
-def test_no_decoder_for_models_that_differ_or_are_gone(group, model_folder):
+def test_no_decoder_for_models_that_are_gone(group, model_folder):
     models = {"base": ModelConfig(path=str(model_folder)), "other": ModelConfig(path="smollm2-135m-instruct")}
-    mixed = replace(group, trajectories=(*group.trajectories, replace(group.trajectories[0], model="other")))
-    assert decoder(models, mixed) is None
-    assert decoder({"base": ModelConfig(path="./gone")}, group) is None
+    mixed = replace(group, trajectories=(*group.trajectories, replace(group.trajectories[0], id="x", model="other")))
     # Nothing is fetched: the packaged model is not in the tests' own cache.
-    assert decoder({"base": ModelConfig(path="smollm2-135m-instruct")}, group) is None
+    assert list(decoders_of(models, mixed)) == ["base"]
+    assert decoders_of({"base": ModelConfig(path="./gone")}, group) == {}
     (model_folder / "tokenizer.json").unlink()
-    assert decoder({"base": ModelConfig(path=str(model_folder))}, group) is None
+    assert decoders_of({"base": ModelConfig(path=str(model_folder))}, group) == {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from cotrain import runs
 from cotrain.assemble import Plan, make_plan, max_lag, trained_models
 from cotrain.config import RunConfig, dump_config, lasting, load_config
+from cotrain.curriculum import read_sets
 from cotrain.errors import ConfigError, DataError, StoreError
 from cotrain.store.base import Store, Terms
 from cotrain.store.connect import open_store
@@ -38,11 +39,13 @@ def found(config: RunConfig, folder: Path) -> None:
 
     Raises:
         ConfigError: the configuration cannot be run by several processes, or the run began with another one.
-        DataError: the folder holds something else.
+        DataError: the folder holds something else, or the sets of questions cannot be read or overlap.
     """
     _check(config)
     make_plan(config)
     written = folder / "config.toml"
+    if not written.exists():
+        read_sets(config)
     known = load_config(written).store.run if written.exists() else None
     name = config.store.run or known or run_name(config, folder)
     config = config.model_copy(update={"store": config.store.model_copy(update={"run": name})})
