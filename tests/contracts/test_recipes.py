@@ -1,5 +1,8 @@
 """What the recipes' own rules do: the careless demonstrations, and the arms of the recorded studies."""
 
+import json
+import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +16,9 @@ from cotrain.named import function_named
 from cotrain.rewards import f1, propagate, score
 from cotrain.sampling import Job, fork_on_first
 from cotrain.sections import WorldConfig
+from cotrain.study.pages import as_json
 from cotrain.study.plan import jobs_of, load_study
+from cotrain.study.table import finished, tables_of
 from cotrain.systems.search_pipeline import Passages, pick_faults, query_faults
 from cotrain.types import Completion, Passage, ToolCall, Turn
 from support import cast, run
@@ -110,3 +115,20 @@ def test_a_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pyte
     assert len({job.config.loop.max_sampled for job in jobs if job.config.loop.steps}) == 1
     rollouts = {job.config.sampling.group_size * job.config.sampling.questions_per_step for job in jobs}
     assert rollouts == {32}
+
+
+@pytest.mark.parametrize("name", ["confirm"])
+def test_a_recorded_table_is_what_its_runs_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str):
+    kept = ROOT / "recipes" / "search" / "results" / name
+    study = load_study(ROOT / "recipes" / "search" / f"{name}.toml")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "recipes", "recipes", ignore=shutil.ignore_patterns("results", "__pycache__"))
+    study.folder.parent.mkdir(parents=True)
+    with tarfile.open(kept / "runs.tar.xz") as archive:
+        archive.extractall(study.folder.parent, filter="data")
+    jobs = jobs_of(study)
+    found = json.loads(
+        as_json(tables_of(study, jobs, finished(jobs))), parse_float=lambda number: round(float(number), 6)
+    )
+    recorded = json.loads((kept / "table.json").read_text(), parse_float=lambda number: round(float(number), 6))
+    assert found == recorded
