@@ -2,7 +2,8 @@
 
 The same team, questions, rollouts and penalties (fork on first, G chains a question), one update each. MAPPO has a
 critic of its own, a copy of the policy. Each arm runs in a process of its own, in turns, so that its peak memory is
-its own and a slow minute of the machine hits both. The first step of each process is not counted.
+its own and a slow minute of the machine hits both. The first step of each process is not counted. MHGPO leaves out peer
+sets of equal credits, which MAPPO trains on: `tokens` says how many tokens each passed through the policy in an update.
 
     python benchmarks/against_mappo.py --repeats 3
     python benchmarks/against_mappo.py --backbone shared
@@ -72,13 +73,14 @@ def main() -> None:
     parser.add_argument("--backbone", choices=["own", "shared"], default="own")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     chosen = parser.parse_args()
-    ratios: dict[str, list[float]] = {"update": [], "rollout": [], "step": [], "memory": []}
+    ratios: dict[str, list[float]] = {"update": [], "rollout": [], "step": [], "memory": [], "tokens": []}
     for _ in range(chosen.repeats):
         found: dict[str, dict[str, float]] = {}
         for arm, settings in arms(chosen.backbone).items():
             rows, memory = run(CONFIG.format(model=chosen.model, dtype=chosen.dtype, steps=chosen.steps), settings)
             times = {what: statistics.fmean(row[f"time/{what}_s"] for row in rows) for what in ("update", "rollout")}
-            found[arm] = {**times, "step": sum(times.values()), "memory": memory}
+            tokens = statistics.fmean(row["model/base/tokens_computed"] for row in rows)
+            found[arm] = {**times, "step": sum(times.values()), "memory": memory, "tokens": tokens}
             print(f"{arm}: " + ", ".join(f"{what} {value:.2f}" for what, value in found[arm].items()), flush=True)
         for what, values in ratios.items():
             values.append(found["mappo"][what] / found["mhgpo"][what])

@@ -117,7 +117,7 @@ def test_a_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pyte
     assert rollouts == {32}
 
 
-@pytest.mark.parametrize("name", ["confirm"])
+@pytest.mark.parametrize("name", ["screen", "confirm"])
 def test_a_recorded_table_is_what_its_runs_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str):
     kept = ROOT / "recipes" / "search" / "results" / name
     study = load_study(ROOT / "recipes" / "search" / f"{name}.toml")
