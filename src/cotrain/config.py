@@ -184,6 +184,14 @@ def lasting(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"loop": loop, "eval": EvalConfig()})
 
 
+def by_dotted_key(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one mapping, `{"loop.steps": 16, ...}`; an empty section leaves no key."""
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= by_dotted_key(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def _dump_section(values: Mapping[str, object], prefix: str, lines: list[str]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
     if prefix and (plain or not values):

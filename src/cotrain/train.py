@@ -16,7 +16,7 @@ from pathlib import Path
 from cotrain import runs
 from cotrain.assemble import Cast, Plan, load_cast, make_plan, make_trainer, trained_models
 from cotrain.checkpoints import latest, load_checkpoint, prune, read_json, save_checkpoint
-from cotrain.config import RunConfig, dump_config, lasting, load_config
+from cotrain.config import RunConfig, by_dotted_key, dump_config, lasting, load_config
 from cotrain.curriculum import Stage, questions_at, questions_of_step, read_sets, seat, stage_of
 from cotrain.errors import ConfigError, InfrastructureError, TrainError
 from cotrain.evaluate import UNTRAINED
@@ -156,19 +156,11 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
         raise TrainError(f"run folder {folder}", found, "Choose another folder") from None
 
 
-def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested settings by their dotted keys."""
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _lasting(config: RunConfig, step: int) -> dict[str, object]:
     """The settings, by dotted key, that a run resumed after `step` shares with its beginning; of stages, the begun."""
     kept = lasting(config).model_copy(update={"data": config.data.model_copy(update={"stages": ()})})
     begun = {str(i): s.model_dump() for i, s in enumerate(config.data.stages) if s.after_step < step}
-    return _flat(kept.model_dump()) | _flat(begun, "data.stages.")
+    return by_dotted_key(kept.model_dump()) | by_dotted_key(begun, "data.stages.")
 
 
 def _prepare(config: RunConfig, folder: Path, progress: Progress, on_metrics: Callable[[Metrics], None]) -> Run:

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from cotrain.config import RunConfig, lasting, load_config
+from cotrain.config import RunConfig, by_dotted_key, lasting, load_config
 from cotrain.curves import set_of, step_of
 from cotrain.errors import ConfigError, DataError
 from cotrain.evaluate import UNTRAINED, Prediction, Score
@@ -272,12 +272,4 @@ def _settings(config: RunConfig, job: Job) -> dict[str, object]:
     values = lasting(config).model_dump()
     if job.seed is None:
         values["loop"]["seed"] = None  # it stands for every seed
-    return dict(_flat(values))
-
-
-def _flat(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return by_dotted_key(values)
