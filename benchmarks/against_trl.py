@@ -19,12 +19,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from cotrain.models import LoadedModel
+    from cotrain.sections import ModelConfig
+
+T = TypeVar("T")
 
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 300, 32
 
 
-def prompts(tokenizer) -> list[list[int]]:
+def prompts(tokenizer: Any) -> list[list[int]]:
     """Prompts of 300 tokens from the generated world's pages."""
     from cotrain.data.world import generate
     from cotrain.sections import WorldConfig
@@ -34,7 +42,7 @@ def prompts(tokenizer) -> list[list[int]]:
     return [ids[i * PROMPT_TOKENS : (i + 1) * PROMPT_TOKENS] for i in range(PROMPTS)]
 
 
-def model(dtype: str):
+def model(dtype: Literal["float32", "bfloat16"]) -> tuple[LoadedModel, ModelConfig]:
     from cotrain.models import load_model
     from cotrain.sections import ModelConfig, OptimizerConfig
 
@@ -43,23 +51,24 @@ def model(dtype: str):
     return load_model("base", settings), settings
 
 
-def timed(function):
+def timed(function: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
     result = function()
     return result, time.perf_counter() - start
 
 
-def side_trl(dtype: str, shared: Path) -> dict[str, float]:
+def side_trl(dtype: Literal["float32", "bfloat16"], shared: Path) -> dict[str, float]:
     """One GRPOTrainer step; its completions go to `shared` for the other side."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     loaded, _ = model(dtype)
-    tokenizer, spent = loaded.tokenizer, {}
+    tokenizer = loaded.tokenizer
+    spent: dict[str, float] = {}
 
-    class Timed(GRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
+    class Timed(GRPOTrainer):  # type: ignore[misc]  # Any where trl is not installed
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
             result, spent["sample_s"] = timed(lambda: super(Timed, self)._generate_and_score_completions(inputs))
             rows = [
                 [p[m.bool()].tolist(), c.tolist()]
@@ -88,7 +97,7 @@ def side_trl(dtype: str, shared: Path) -> dict[str, float]:
     return {"sample_s": spent["sample_s"], "update_s": whole - spent["sample_s"], "threads": torch.get_num_threads()}
 
 
-def side_cotrain(dtype: str, shared: Path) -> dict[str, float]:
+def side_cotrain(dtype: Literal["float32", "bfloat16"], shared: Path) -> dict[str, float]:
     """The same prompts sampled, the same completions trained on."""
     from cotrain.engines.base import Request
     from cotrain.engines.local import LocalEngine
@@ -121,7 +130,7 @@ def side_cotrain(dtype: str, shared: Path) -> dict[str, float]:
     }
 
 
-def side_generate(dtype: str, shared: Path) -> dict[str, float]:
+def side_generate(dtype: Literal["float32", "bfloat16"], shared: Path) -> dict[str, float]:
     """Plain transformers: the sampler alone."""
     import torch
 
@@ -129,9 +138,11 @@ def side_generate(dtype: str, shared: Path) -> dict[str, float]:
     ids = torch.tensor([p for p in prompts(loaded.tokenizer) for _ in range(COMPLETIONS)])
     ends = {"pad_token_id": 0, "eos_token_id": None}
 
-    def run():
+    network: Any = loaded.network
+
+    def run() -> Any:
         with torch.inference_mode():
-            return loaded.network.generate(
+            return network.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
                 top_p=1.0, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS, **ends,
             )  # fmt: skip
@@ -141,7 +152,7 @@ def side_generate(dtype: str, shared: Path) -> dict[str, float]:
     return {"sample_s": seconds}
 
 
-async def sample(engine, request, params, ids_of_prompts):
+async def sample(engine: Any, request: Any, params: Any, ids_of_prompts: Sequence[Sequence[int]]) -> None:
     few = params(max_tokens=NEW_TOKENS)
     calls = [
         engine.generate(request(prompt_ids=tuple(ids), params=few, key=(i, j)))
@@ -155,12 +166,13 @@ async def sample(engine, request, params, ids_of_prompts):
 SIDES = {"trl": side_trl, "cotrain": side_cotrain, "generate": side_generate}
 
 
-def child(side: str, dtype: str, shared: Path) -> dict[str, float]:
+def child(side: str, dtype: Literal["float32", "bfloat16"], shared: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--side", side, "--dtype", dtype, "--shared", str(shared)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:

@@ -263,7 +263,8 @@ def main() -> None:
             show(outcome, f"python benchmarks/chaos.py --kills 1 --seed {outcome.seed} {words}; kept: {folder}")
             if not outcome.problems:
                 shutil.rmtree(folder)
-    kills, moments = (sum((getattr(o, name) for o in outcomes), Counter()) for name in ("kills", "moments"))
+    kills = sum((outcome.kills for outcome in outcomes), Counter[str]())
+    moments = sum((outcome.moments for outcome in outcomes), Counter[str]())
     bad = [outcome.seed for outcome in outcomes if outcome.problems]
     results = {"seed": chosen.seed, "kills": kills, "total": kills.total(), "moments": moments, "bad_seeds": bad}
     text = json.dumps({**results, "runs": [vars(outcome) for outcome in outcomes]}, indent=1)

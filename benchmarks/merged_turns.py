@@ -87,7 +87,7 @@ def main() -> None:
     config = load_config(None, [*settings, *model_settings])
     model = load_model("model", config.models["model"])
     trainer = Trainer(model, config.models["model"], config.loss, total_steps=1000)
-    vocab = len(model.tokenizer)
+    vocab = len(model.tokenizer)  # type: ignore[arg-type]  # a transformers tokenizer has a length
     shape = {"prompt": chosen.prompt, "result": chosen.result, "sampled": chosen.sampled, "turns": chosen.turns}
     episodes = [episode(i, vocab, **shape) for i in range(chosen.episodes)]
     merged, separate = samples_of(episodes), samples_of([turn for t in episodes for turn in apart(t)])

@@ -15,7 +15,9 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -26,6 +28,7 @@ from cotrain.curriculum import questions_of_step
 from cotrain.data.questions import load_set
 from cotrain.loops import judge, rollouts, samples_by_model
 from cotrain.trainer import Trainer
+from cotrain.types import Sample, Trajectory
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart" / "run.toml"
 
@@ -41,7 +44,7 @@ def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tenso
     return torch.tensor(ids), torch.tensor(mask)
 
 
-def plain_sampling(network, trajectories) -> float:
+def plain_sampling(network: Any, trajectories: Sequence[Trajectory]) -> float:
     """Seconds of `generate` for the same prompts, an agent at a time, as many new tokens as the longest had."""
     start = time.perf_counter()
     for agent in dict.fromkeys(t.agent for t in trajectories):
@@ -55,7 +58,7 @@ def plain_sampling(network, trajectories) -> float:
     return time.perf_counter() - start
 
 
-def plain_update(network, samples) -> float:
+def plain_update(network: Any, samples: Sequence[Sample]) -> float:
     """Seconds of a padded policy-gradient update on the same samples."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6, fused=True)
     start = time.perf_counter()

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy
@@ -32,7 +33,7 @@ from sqlalchemy import text as sql
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from cotrain.store import schema as tables
-from cotrain.store.base import Terms, Weights
+from cotrain.store.base import Task, Terms, Weights
 from cotrain.store.encode import encode_samples
 from cotrain.store.sql import SqlStore
 from cotrain.types import Sample
@@ -96,8 +97,8 @@ def throughput(url: str, num_producers: int, steps: int) -> float:
     """Groups a second through producers in processes and one consumer thread per model."""
     begin(store := SqlStore(url), steps)
     command = [sys.executable, __file__, "--produce", url]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    producers = [subprocess.Popen(command, text=True, **pipes) for _ in range(num_producers)]
+    pipe = subprocess.PIPE
+    producers = [subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) for _ in range(num_producers)]
     for producer in producers:
         assert producer.stdout is not None
         assert producer.stdout.readline() == "ready\n"
@@ -122,7 +123,7 @@ def fill(store: SqlStore, first: int, last: int, data: dict[str, bytes]) -> None
     """Write groups of the steps `first` to `last` straight into the tables, as if they had been put and trained."""
     for start in range(first, last + 1, 64):
         batch = range(start, min(start + 64, last + 1))
-        store._access.write_alone(lambda connection, batch=batch: write_rows(connection, batch, data))
+        store._access.write_alone(partial(write_rows, steps=batch, data=data))
 
 
 def write_rows(connection: sqlalchemy.Connection, steps: range, data: dict[str, bytes]) -> None:
@@ -142,12 +143,18 @@ def write_rows(connection: sqlalchemy.Connection, steps: range, data: dict[str, 
     connection.execute(update(tables.models).values(head=steps[-1]))
 
 
+def claimed(store: SqlStore) -> Task:
+    """The next group to be made, of which there is one."""
+    task = store.claim("worker", 600.0)
+    assert task is not None
+    return task
+
+
 def cost_of_a_step(store: SqlStore, parts: dict[str, list[Sample]]) -> float:
     """Milliseconds that the store takes for a group: claim, put, and its share of taking and publishing the step."""
     start = time.perf_counter()
     for _ in range(PLACES):
-        task = store.claim("worker", 600.0)
-        assert task is not None
+        task = claimed(store)
         store.put(task, parts, b"record", 1)
     for model in MODELS:
         assert store.take(model, task.step) is not None
@@ -198,8 +205,7 @@ def long_rows(url: str, num_rows: int) -> dict[str, float]:
     puts, takes = [], []
     for _ in range(max(1, num_rows // (PLACES * len(MODELS)))):
         for _ in range(PLACES):
-            task = store.claim("worker", 600.0)
-            assert task is not None
+            task = claimed(store)
             start = time.perf_counter()
             store.put(task, parts, b"record", 1)
             puts.append(time.perf_counter() - start)

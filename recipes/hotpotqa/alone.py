@@ -36,7 +36,7 @@ def alone(*, num_passages: int = 6, num_read: int = 3, passage_words: int = 60, 
     async def run(team: Team, question: Question) -> Trajectory:
         asked = await team.ask("solver", message=QUERY.format(question=question.text), check=query_faults)
         queries = parse_queries(asked.output)[:4] or [question.text]
-        found = await team.use("search", tuple(queries), num_passages)
+        found = Passages(await team.use("search", tuple(queries), num_passages), passage_words)
         message = ANSWER.format(passages=Passages(found[:num_read], passage_words), question=question.text)
         return await team.ask(
             "solver", message=message, reads=[asked], check=lambda output: answer_faults(output, answer_words)

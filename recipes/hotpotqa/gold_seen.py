@@ -11,24 +11,28 @@ from statistics import fmean
 from cotrain.config import load_config
 from cotrain.rewards import accuracy
 from cotrain.runs import read_groups
-from cotrain.show import decoder
+from cotrain.show import decoders_of
 
 run = Path(sys.argv[1])
 models = load_config(run / "config.toml").models
 for path in sorted((run / "groups").glob("step-*.jsonl")):
     records = read_groups(run, int(path.stem.split("-")[1]))
-    decode = decoder(models, records[0].group)
-    if decode is None:
+    decoders = decoders_of(models, records[0].group)
+    if not decoders:
         sys.exit("the model's tokenizer is not on this machine: cotrain models fetch smollm2-135m-instruct")
-    seen, elsewhere, num_different = [], [], 0
+    seen: list[float] = []
+    elsewhere: list[float] = []
+    num_different = 0
     for record in records:
         golds, f1s = record.group.question.answers, set()
         for t in record.group.trajectories:
             if t.agent == "answerer" and t.turns:
-                passages = decode(t.turns[0].prompt_ids).split("Question:")[0]
+                passages = decoders[t.model](t.turns[0].prompt_ids).split("Question:")[0]
                 (seen if accuracy(passages, golds) else elsewhere).append(t.rewards["shared"])
                 f1s.add(t.rewards["shared"])
         num_different += len(f1s) > 1
+    if not (seen or elsewhere):
+        sys.exit(f"{run}: no agent answered by the name of answerer; give a run of run.toml")
     share = len(seen) / (len(seen) + len(elsewhere))
     print(
         f"{path.stem}: gold shown in {share:.2f} of the rollouts, F1 there {fmean(seen or [0]):.3f}, "

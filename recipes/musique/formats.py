@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from cotrain import Question, System, Turn
 from cotrain.rewards import accuracy
@@ -23,7 +24,7 @@ NUMBER = re.compile(r"\b\d[\d,.]*\b")
 """Numbers and years."""
 
 
-def team(**settings: int) -> System:
+def team(**settings: Any) -> System:
     """Main and researcher."""
     return replace(deep_research(**settings), demonstrate=demonstrate)
 

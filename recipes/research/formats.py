@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from cotrain import Question, System, Turn
 from cotrain.data.world_read import facts, wanted
@@ -19,12 +20,12 @@ from cotrain.systems.deep_research import deep_research
 from cotrain.systems.single_agent import single_agent
 
 
-def team(**settings: int) -> System:
+def team(**settings: Any) -> System:
     """Main and researcher."""
     return replace(deep_research(**settings), demonstrate=of_team)
 
 
-def alone(**settings: int) -> System:
+def alone(**settings: Any) -> System:
     """One agent with all tools."""
     return replace(single_agent(**settings), demonstrate=of_one)
 

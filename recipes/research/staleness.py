@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -101,7 +102,7 @@ def watch(folder: Path, processes: Sequence[subprocess.Popen[bytes]]) -> tuple[f
     return began, ended
 
 
-def steps(folder: Path) -> list[dict]:
+def steps(folder: Path) -> list[dict[str, Any]]:
     """The metrics of the run's steps."""
     return [row for row in rows(folder) if row["kind"] == "train"]
 
@@ -142,7 +143,7 @@ def wall_ratio(folders: Sequence[Path], fresh: Sequence[Path]) -> str:
 def pace(folder: Path) -> float:
     """Seconds per sampled token, from the first publication to the last; 0 where the run was broken off."""
     seconds = json.loads((folder / "wall.json").read_text())["seconds"]
-    return (seconds or 0.0) / steps(folder)[-1]["team/sampled"]
+    return float((seconds or 0.0) / steps(folder)[-1]["team/sampled"])
 
 
 def plot(seeds: Sequence[int], lags: Sequence[int], path: Path) -> None:

@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def train(arm: str, seed: int) -> None:
     cotrain("train", recipe, "--out", folder, *resume, *chosen)
 
 
-def rows(folder: Path) -> list[dict]:
+def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run, or none where it was not begun."""
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -17,7 +17,9 @@ def shares(run: Path, steps: Iterable[int]) -> tuple[float, float, float]:
     for step in steps:
         for group in (record.group for record in read_groups(run, step)):
             question = group.question
-            task = f"{question.supporting_titles[0]}, {question.meta['relations'][0]}"
+            relations = question.meta["relations"]
+            assert isinstance(relations, list | tuple)
+            task = f"{question.supporting_titles[0]}, {relations[0]}"
             for t in group.trajectories:
                 if t.agent == "main":
                     rollouts += 1
