@@ -1,6 +1,6 @@
-"""How often the answerer was shown the gold answer: python recipes/hotpotqa/gold_seen.py RUN
+"""How often who answered was shown the gold answer: python recipes/hotpotqa/gold_seen.py RUN
 
-For each step: the share of rollouts whose answerer's passages hold a gold answer (normalised tokens), the mean F1 of
+For each step: the share of rollouts whose last output's passages hold a gold answer (normalised tokens), the mean F1 of
 these and of the others, and of how many questions the rollouts had different F1s: only these teach by content.
 """
 
@@ -25,14 +25,13 @@ for path in sorted((run / "groups").glob("step-*.jsonl")):
     num_different = 0
     for record in records:
         golds, f1s = record.group.question.answers, set()
+        read = {id for t in record.group.trajectories for id in t.reads}
         for t in record.group.trajectories:
-            if t.agent == "answerer" and t.turns:
+            if t.id not in read and t.turns:
                 passages = decoders[t.model](t.turns[0].prompt_ids).split("Question:")[0]
                 (seen if accuracy(passages, golds) else elsewhere).append(t.rewards["shared"])
                 f1s.add(t.rewards["shared"])
         num_different += len(f1s) > 1
-    if not (seen or elsewhere):
-        sys.exit(f"{run}: no agent answered by the name of answerer; give a run of run.toml")
     share = len(seen) / (len(seen) + len(elsewhere))
     print(
         f"{path.stem}: gold shown in {share:.2f} of the rollouts, F1 there {fmean(seen or [0]):.3f}, "

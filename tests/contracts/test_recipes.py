@@ -25,6 +25,7 @@ from support import cast, run
 
 ROOT = Path(__file__).parents[2]
 WORLD = generate(WorldConfig(entities=200, hops=(1,), distractors=0, questions=600))
+STUDIES = ["search/screen", "search/confirm", "hotpotqa/study"]
 SETTINGS = {"num_passages": 3, "passage_words": 36, "answer_words": 4}
 
 
@@ -107,7 +108,7 @@ def test_one_agent_on_real_questions_asks_reads_and_answers_and_its_query_earns_
     assert [t.rewards["shared"] for t in rewarded.trajectories] == [1.0] * 4
 
 
-@pytest.mark.parametrize("name", ["search/screen", "search/confirm", "hotpotqa/study"])
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.chdir(ROOT)
     jobs = jobs_of(load_study(Path(f"recipes/{name}.toml")))
@@ -117,10 +118,10 @@ def test_a_study_gives_every_arm_the_same_questions_and_tokens(monkeypatch: pyte
     assert rollouts == {32}
 
 
-@pytest.mark.parametrize("name", ["screen", "confirm"])
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_recorded_table_is_what_its_runs_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str):
-    kept = ROOT / "recipes" / "search" / "results" / name
-    study = load_study(ROOT / "recipes" / "search" / f"{name}.toml")
+    toml = ROOT / "recipes" / f"{name}.toml"
+    kept, study = toml.parent / "results" / toml.stem, load_study(toml)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "recipes", "recipes", ignore=shutil.ignore_patterns("results", "__pycache__"))
     study.folder.parent.mkdir(parents=True)
