@@ -114,6 +114,9 @@ def percentiles(mean: float, means_R: NDArray[np.float64], *, least: float, most
     low, high = np.quantile(means_R, (0.025, 0.975))
     # Rounded sums could put the mean of equal values outside them; a skewed sample's can lie beyond a quantile.
     mean, low, high = np.clip([mean, low, high], least, most).tolist()
+    # What is 0 but for rounded sums is 0: a bound of -1e-17 does not exclude it.
+    noise = 1e-12 * max(abs(least), abs(most))
+    mean, low, high = (0.0 if abs(value) <= noise else value for value in (mean, low, high))
     return Interval(mean=mean, low=min(low, mean), high=max(high, mean))
 
 

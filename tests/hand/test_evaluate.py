@@ -16,6 +16,7 @@ from cotrain.evaluate import (
     comparison_table,
     eval_row,
     paired,
+    percentiles,
     summarise,
     summary_table,
 )
@@ -108,6 +109,17 @@ def test_bootstrap_refuses_what_has_no_mean(values, found):
     with pytest.raises(DataError) as error:
         bootstrap(values)
     assert error.value.found == found
+
+
+def test_what_is_0_but_for_rounded_sums_is_0_and_not_excluded():
+    assert np.mean([0.1, 0.2, -0.3]) != 0.0
+    thrice = bootstrap([0.1, 0.2, -0.3])
+    assert thrice.mean == 0.0
+    upper = percentiles(-0.5, np.array([-1.0] * 50 + [-6.6e-18] * 50), least=-1.0, most=0.5)
+    assert (upper.low, upper.high, upper.excludes_zero) == (-1.0, 0.0, False)
+    small = percentiles(-2e-9, np.array([-3e-9, -1e-9]), least=-4e-9, most=0.0)
+    assert small.high < 0.0
+    assert small.excludes_zero
 
 
 def test_bootstrap_refuses_0_resamples():
