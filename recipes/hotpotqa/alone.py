@@ -1,8 +1,8 @@
 """The single-agent baseline on real questions: one agent that writes a query, reads what is found, and answers.
 
-The same retriever, passages and rules as the search pipeline, without its reranker: the agent sees all passages that
-the pipeline's answerer could have been given. It is asked twice, and what it says the first time is the query whatever
-it looks like, so that a model that was never taught a format can take part.
+The same retriever, passages and rules as the search pipeline, without its reranker: the agent sees the first passages
+that were found, as many as the pipeline's answerer is given. It is asked twice, and what it says the first time is the
+query whatever it looks like, so that a model that was never taught a format can take part.
 """
 
 from __future__ import annotations
