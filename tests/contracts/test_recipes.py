@@ -25,7 +25,7 @@ from support import cast, run
 
 ROOT = Path(__file__).parents[2]
 WORLD = generate(WorldConfig(entities=200, hops=(1,), distractors=0, questions=600))
-STUDIES = ["search/screen", "search/confirm", "hotpotqa/study"]
+STUDIES = ["search/screen", "search/confirm", "search/estimators", "hotpotqa/study"]
 SETTINGS = {"num_passages": 3, "passage_words": 36, "answer_words": 4}
 
 
